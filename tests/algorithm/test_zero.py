@@ -181,7 +181,6 @@ OTHERS = {
     "algorithm/equation.py": {"1e-4", "1e-6"},  # the two eps
     "algorithm/read_settings.py": {"1e-6", "1e-8"},  # eps of NeMo-RL, variance eps of verl
     "cpu/sampler.py": {"1e-5"},  # a temperature
-    "run/finding_rules.py": {"1e-3"},  # an entropy
     "tasks/math_length/inside.py": {"1e-4"},  # a gold that is tiny for math-verify
 }
 

@@ -29,8 +29,8 @@ MUTANTS = [
     ),
     Mutant(
         "run/finding_rules.py",
-        "        if not holds:\n",
-        "        if True:\n",
+        "if len(self.window) == USUAL:",
+        "if len(self.window) >= USUAL:",
         "run/test_findings.py::test_a_level_stays_what_it_was_while_it_is_broken",
     ),
     Mutant(

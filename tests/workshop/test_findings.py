@@ -4,50 +4,59 @@ import math
 
 import pytest
 
-from workshop.findings import rates as module
-from workshop.findings.made_runs import HEALTHY, WRECKED, healthy_runs, wrecked_runs
-from workshop.findings.rates import NAMED, Rate, rates, table
+from workshop.findings.made_runs import HELD_OUT, SICK, TUNING, healthy_runs, sick_runs
+from workshop.findings.rates import Rate, healthy_rates, sick_rates, table
 
 
 def test_a_seed_makes_one_run_and_another_makes_another():
-    one, again, other = (next(healthy_runs(range(seed, seed + 1), 60)) for seed in (1, 1, 12))
-    assert one.kind == other.kind == HEALTHY[1]
+    one, again, other = (
+        next(healthy_runs(TUNING, 60, range(seed, seed + 1))) for seed in (1, 1, 13)
+    )
+    assert one.kind == other.kind == [*TUNING.healthy][1]
     assert str(one.rows) == str(again.rows) != str(other.rows)
 
 
-def test_a_fault_is_there_from_its_onset_on():
-    [*runs] = wrecked_runs(range(2), 60)
-    assert {run.kind for run in runs} == {*WRECKED} == {*NAMED}
-    for run in runs:
-        assert 15 <= run.begin <= run.onset <= 60
-        if run.kind == "gradient norm 22,000":
-            norms = {step: values["actor/grad_norm"] for step, values in run.rows}
-            assert all((norms[step] > 1000) == (step >= run.onset) for step in norms)
-        if run.kind.startswith("reward is NaN"):
-            scores = [values["critic/score/mean"] for step, values in run.rows if step > run.onset]
-            assert all(map(math.isnan, scores[:29]))
+def test_the_two_parts_have_nothing_in_common():
+    assert TUNING.seed != HELD_OUT.seed
+    assert not {*TUNING.healthy} & {*HELD_OUT.healthy} and max(HELD_OUT.series) == 20
+    shapes = [*TUNING.healthy.values(), *HELD_OUT.healthy.values()]
+    assert len({*shapes}) == len(shapes)
+
+
+def test_a_fault_begins_at_its_step():
+    for kind, metric in (
+        ("gradient infinite", "actor/grad_norm"),
+        ("reward the same in all groups", "gdpo/correctness/varies"),
+    ):
+        for run in sick_runs(HELD_OUT, kind, 75, range(6)):
+            values = [of[metric] for step, of in run.rows if step > run.begin]
+            assert 26 <= run.begin * 75 / run.steps <= 75
+            assert math.isinf(values[-1]) or values[-1] == 0
+            early = [of[metric] for step, of in run.rows if step < run.begin]
+            assert all(map(math.isfinite, early)) and min(early) > 0
 
 
 def test_a_restart_repeats_steps_and_loses_one():
-    runs = [run for run in healthy_runs(range(44), 60) if run.kind == "restarts"]
+    runs = [run for run in healthy_runs(TUNING, 60, range(48)) if run.kind == "restarts"]
     of_runs = [[step for step, _ in run.rows] for run in runs]
     assert all(steps != sorted(steps) and max(steps) == 60 for steps in of_runs)
     # the lost one may be one that is repeated
     assert any({*steps} < {*range(1, 61)} for steps in of_runs)
 
 
-def test_rates_on_a_few_runs(monkeypatch):
-    monkeypatch.setattr(module, "LENGTHS", (60,))
-    found = {(rate.kind, rate.steps): rate for rate in rates(0, part=0.03)}
-    assert found["healthy", "60"].runs == 15
-    assert all(found[kind, "60"].found == found[kind, "60"].runs == 1 for kind in WRECKED)
+def test_rates_on_a_few_runs():
+    small = TUNING._replace(lengths={60: 12}, sick_rows=(90,))
+    every, of_length, *_ = healthy_rates(small)
+    assert (every.runs, every.found, of_length.kind, of_length.runs) == (12, 0, "60 steps", 12)
+    found = {rate.kind: rate for rate in sick_rates(small, share=0.01)}
+    assert {*found} == {*SICK} and all(rate.found == rate.runs == 1 for rate in found.values())
 
 
 @pytest.mark.parametrize(
-    ("goal", "found", "missed"),
-    [("<= 0.05", 1, False), ("<= 0.05", 2, True), (">= 0.8", 16, False), (">= 0.8", 15, True)],
+    ("is_sick", "found", "missed"),
+    [(False, 1, False), (False, 2, True), (True, 45, False), (True, 44, True)],
 )
-def test_a_goal_that_is_missed(goal, found, missed):
-    rate = Rate("healthy", "60", goal, found, 20)
-    assert rate.missed == missed
-    assert ("NO" in table([rate])) == missed
+def test_a_goal_that_is_missed(is_sick, found, missed):
+    rate = Rate("healthy", is_sick, found, 50)
+    assert rate.missed == missed and ("MISSED" in str(rate)) == missed
+    assert f"| healthy | 50 | {found / 50:.3f} | " in table([rate])

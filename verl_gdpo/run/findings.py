@@ -6,12 +6,19 @@ before it is told, and counts as one streak until it has failed for as many. doc
 the rules, and docs/metrics.md says how often they are right (`python -m workshop.findings`).
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
 
-from verl_gdpo.run.finding_rules import RULES, Level, Symptom, rewards_of
-from verl_gdpo.run.folder import Metrics
+from verl_gdpo.run import finding_rules as rules
+from verl_gdpo.run.finding_rules import ADVANTAGES, LIMITS, Level, Levels, Rewards, Symptom, Values
+from verl_gdpo.run.folder import SCORE, Metrics
+
+NAMED = 5  # metrics, in a message
+STATISTICS = {"mean", "min", "max", "varies", "at_high", "share", "missing"}
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,65 @@ class Streak:
             return None
         one = self.symptom
         return Finding(one.topic, one.what, *self.steps, one.advice, self.begun is None)
+
+
+def rewards_of(values: Values) -> Rewards:
+    """Return the statistics of each reward; of their sum, `SCORE`, only if there is no other."""
+    rewards: dict[str, dict[str, float]] = {}
+    for key, value in values.items():
+        if parts := _statistic(key):
+            rewards.setdefault(parts[0], {})[parts[1]] = value
+    named = {name: of_one for name, of_one in rewards.items() if name != SCORE}
+    return named or rewards
+
+
+@lru_cache(maxsize=4096)
+def _statistic(key: str) -> tuple[str, str] | None:
+    """Return (reward, statistic) of a metric."""
+    prefix, _, rest = key.partition("/")
+    reward, _, last = rest.rpartition("/")
+    is_of_reward = reward and (prefix == "gdpo" or (prefix, reward) == ("critic", SCORE))
+    return (reward, last) if is_of_reward and last in STATISTICS else None
+
+
+def broken_training(values: Values, _: Rewards, levels: Levels) -> Iterator[Symptom]:
+    """A metric of verl that is far from what it was."""
+    for name, limit in LIMITS.items():
+        value = values.get(name, math.nan)
+        if name == ADVANTAGES:
+            value = max(abs(values.get(f"{name}/{end}", math.nan)) for end in ("min", "max"))
+        if not math.isfinite(value):
+            continue
+        level = levels[name]
+        level.add(value)
+        if limit.topic not in rules.AT_ONCE:
+            value = median(level.latest(rules.SPAN))
+        holds = limit.is_broken(value, level.start)
+        what = limit.what.format(value=value, start=level.start) if holds else ""
+        yield Symptom(limit.topic, holds, what, limit.advice)
+
+
+def no_numbers(values: Values, _rewards: Rewards, _levels: Levels) -> Iterator[Symptom]:
+    """Any logged number, of training or validation, that is NaN or infinite at any step."""
+    bad = sorted(name for name, value in values.items() if not math.isfinite(value))
+    names = ", ".join([*bad[:NAMED], *([f"{len(bad) - NAMED} more"] if bad[NAMED:] else [])])
+    yield Symptom(
+        "no number",
+        bool(bad),
+        f"no finite number: {names}",
+        "Look for the first such step in train.log, and go on from a checkpoint before it",
+        hold=1,
+    )
+
+
+RULES: tuple[Callable[[Values, Rewards, Levels], Iterator[Symptom]], ...] = (
+    no_numbers,
+    broken_training,
+    rules.fallen_rewards,
+    rules.constant_rewards,
+    rules.ignored_rewards,
+    rules.fallen_validations,
+)
 
 
 class FindingTracker:

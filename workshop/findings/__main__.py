@@ -3,20 +3,25 @@
 import argparse
 import sys
 
-from workshop.findings.rates import HELD_OUT, rates, table
+from workshop.findings.made_runs import HELD_OUT, TUNING
+from workshop.findings.rates import healthy_rates, sick_rates, table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workshop.findings", description=__doc__)
     parser.add_argument("--tuning", action="store_true", help="the runs the rules were tuned on")
     parser.add_argument("--part", type=float, default=1.0, help="of the runs; default: all")
+    parser.add_argument("--first", type=int, default=0, help="the first seed; default: 0")
     arguments = parser.parse_args()
-    found = []
-    for rate in rates(0 if arguments.tuning else HELD_OUT, arguments.part):
-        print("  ".join(rate.cells()), file=sys.stderr, flush=True)
-        found.append(rate)
-    print(f"\n{table(found)}")
-    return int(any(rate.missed for rate in found))
+    of_part = TUNING if arguments.tuning else HELD_OUT, arguments.part, arguments.first
+    sick = []
+    for rate in sick_rates(*of_part):
+        print(rate, file=sys.stderr, flush=True)
+        sick.append(rate)
+    healthy = healthy_rates(*of_part)
+    print(*healthy, sep="\n", file=sys.stderr)
+    print(f"\n{table(healthy)}\n\n{table(sick)}")
+    return int(any(rate.missed for rate in [healthy[0], *sick]))
 
 
 if __name__ == "__main__":

@@ -1,40 +1,156 @@
 """Made metrics of runs whose label is known: healthy ones, and ones with one fault that begins.
 
-The labels were fixed before the rules were tuned.
+There are two parts. Rules are tuned on the first one; the second one has other seeds, other healthy
+kinds, other ways in which a fault begins, other noise, other sizes and other gaps of the log.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from workshop.findings.made_metrics import ABSENT, Columns, Maker
+from workshop.findings import made_metrics as made
+from workshop.findings.made_metrics import Columns, Floats, Maker, Noise, Part, Shape, Way
 
-HEALTHY = (
-    "flat",
-    "learning",
-    "saturated",
-    "curriculum",  # harder prompts take up to half of the reward away at once
-    "weight schedule",  # a reward ends
-    "restarts",  # steps that are repeated or lost, and null values
-    "sources",
-    "spikes",  # of gradient, KL and entropy for one step
-    "sparse",
-    "lengthening",  # longer answers, falling entropy, a growing KL
-    "trade-off",  # two rewards that oppose each other
+FALLING = 100  # rows in which a fault comes, at most, and at most a third of the run
+TUNING = Part(
+    seed=1,
+    healthy={
+        "flat": Shape("flat"),
+        "learning": Shape(),
+        "saturating": Shape(last=(1, 1), advantages=(1.5, 4)),
+        "harder prompts once": Shape(drops=1),
+        "a weight ends": Shape(schedule="ends"),
+        "restarts": Shape(restarts=True),
+        "data sources": Shape(sources=True),
+        "spikes of a step": Shape(spike=1),
+        "sparse": Shape(first=(0.002, 0.02), last=(0.02, 0.2)),
+        "longer answers": Shape(length=(1.2, 2), entropy=(0.15, 0.4), kl=(0.05, 0.5)),
+        "rewards that oppose": Shape(opposed=True),
+        "validation stays": Shape(validation="stays"),
+    },
+    lengths={60: 192, 400: 192, 1500: 192},
+    sick_rows=(90, 350),
+    ways=(Way(0.0), Way(0.5), Way(1.0)),
+    noises=(Noise(), Noise(0.5), Noise(0, 5)),
+    series=(2, 4, 12),
+    groups=(32, 128, 512),
+    samples=(4, 8, 16),
+    ranges=((0, 1), (0, 2)),
+    gaps=(1, 1, 5),
+    every=(2, 5, 10),
 )
-WRECKED = (
-    "reward is NaN for 30 steps",
-    "gradient is NaN",
-    "gradient norm 22,000",
-    "entropy 1e-4",
-    "KL .4 where it was .001",
-    "KL to the reference .4 where it was .001",
-    "|A| grows e^10",
-    "correctness .62 to .016 at once",
-    "correctness .62 to .016 slowly",
+HELD_OUT = Part(
+    seed=2,
+    healthy={
+        "stairs": Shape("stairs", entropy=(0.15, 0.3)),
+        "late": Shape("late", kl=(0.1, 0.5)),
+        "waves": Shape("wave"),
+        "harder prompts three times": Shape(drops=3, length=(1, 2)),
+        "a weight begins": Shape("late", schedule="begins"),
+        "restarts and data sources": Shape(restarts=True, sources=True),
+        "rewards of prompts of their own": Shape(own_prompts=True),
+        "spikes of two steps": Shape(spike=2, kl=(0.05, 0.5)),
+        "sparse, longer answers": Shape("late", (0.002, 0.02), (0.02, 0.2), length=(1.5, 2)),
+        "saturating, entropy to .15": Shape("stairs", last=(1, 1), entropy=(0.15, 0.16)),
+        "shorter answers, rewards that oppose": Shape(length=(0.5, 0.8), opposed=True),
+        "flat, longer answers, KL to .5": Shape("flat", length=(1.8, 2), kl=(0.45, 0.5)),
+        "stairs, validation stays": Shape("stairs", validation="stays"),
+    },
+    lengths={80: 208, 300: 208, 900: 208, 2000: 208},
+    sick_rows=(120, 300),
+    ways=(
+        Way(0.0),
+        Way(1.0, lambda t: t * t * (3 - 2 * t)),
+        Way(1.0, lambda t: np.ceil(t * 3) / 3),
+    ),
+    noises=(Noise(), Noise(0.8), Noise(0, 3), Noise(0.4, 4)),
+    series=(1, 3, 8, 20),
+    groups=(48, 96, 256),
+    samples=(5, 8, 12),
+    ranges=((0, 1), (-3, 3), (-1, 0)),
+    gaps=(1, 1, 2, 10),
+    every=(1, 4, 20),
 )
-LENGTHS = (60, 500, 5000)
+
+Fault = Callable[[Maker, Floats], None]  # changes a run; from 0 to 1, how far the fault is there
+
+
+def _level(name: str, low: float, high: float, first: float | None = None) -> Fault:
+    """A metric goes to a level, from `first` if that is given; on the logarithm."""
+
+    def fault(run: Maker, ramp: Floats) -> None:
+        old = np.full(run.rows, first) if first else run.paths[name]
+        run.paths[name] = old * (run.uniform(low, high) / old) ** ramp
+
+    return fault
+
+
+def _times(factor: float, *names: str) -> Fault:
+    def fault(run: Maker, ramp: Floats) -> None:
+        for name in names:
+            run.paths[name] = run.paths[name] * factor**ramp
+
+    return fault
+
+
+def _hacked(factor: float) -> Fault:
+    def fault(run: Maker, ramp: Floats) -> None:
+        _times(factor, made.LENGTH)(run, ramp)
+        run.rates[:2] = [run.uniform(0.4, 0.9) - 0.2 * ramp, 0.4 + 0.4 * ramp][: len(run.rates)]
+
+    return fault
+
+
+def _constant(share: float, rate: float | None) -> Fault:
+    def fault(run: Maker, ramp: Floats) -> None:
+        run.varies[0] = run.uniform(0.2, 0.8) * (1 - ramp) + share * ramp
+        run.rates[0] = run.rates[0] if rate is None else run.rates[0] * (1 - ramp) + rate * ramp
+
+    return fault
+
+
+def _ignored(low: float, high: float) -> Fault:
+    return lambda run, _: run.shares.update({0: run.uniform(low, high)})
+
+
+def _worse_in_validation(run: Maker, ramp: Floats) -> None:
+    first = run.uniform(0.35, 0.75)
+    run.rates[0], run.tests[0] = first + 0.15 * ramp, first - 0.1 * ramp
+
+
+def _collapse(run: Maker, ramp: Floats) -> None:
+    run.rates[0] = 0.62 * (1 - ramp) + 0.016 * ramp
+
+
+def _infinite(run: Maker, ramp: Floats) -> None:
+    run.paths["actor/grad_norm"] = np.where(ramp > 0, np.inf, run.paths["actor/grad_norm"])
+
+
+# {kind: (how the topic begins that names it, the fault)}
+SICK: dict[str, tuple[str, Fault]] = {
+    "gradient infinite": ("no number", _infinite),
+    "gradient norm to 22,000": ("gradient", _level("actor/grad_norm", 22_000, 22_000)),
+    "entropy to .1 of its start": ("entropy", _times(0.1, made.ENTROPY)),
+    "entropy to .03 of its start": ("entropy", _times(0.03, made.ENTROPY)),
+    "entropy to .01 of its start": ("entropy", _times(0.01, made.ENTROPY)),
+    "ppo_kl .003 to .3": ("update", _level(made.KL, 0.3, 0.3, first=0.003)),
+    "kl_loss .003 to 3": ("reference", _level(made.KL_LOSS, 3, 3, first=0.003)),
+    "pg_clipfrac to .55-.9": ("clipped", _level(made.CLIPPED, 0.55, 0.9)),
+    "response clip_ratio to .55-.9": ("length limit", _level(made.CUT, 0.55, 0.9)),
+    "aborted_ratio to .5": ("aborted", _level("response/aborted_ratio", 0.5, 0.5)),
+    "advantages times e^10": ("advantages", _times(22_026, made.LARGEST, made.SMALLEST)),
+    "reward .62 to .016": ("collapse correctness", _collapse),
+    "length to a third, reward -.2": ("length correctness", _hacked(1 / 3)),
+    "length times 3, reward -.2": ("length correctness", _hacked(3)),
+    "reward dead at its lowest": ("constant correctness", _constant(0, 0)),
+    "reward the same in all groups": ("constant correctness", _constant(0, None)),
+    "reward varies in 3 % of the groups": ("constant correctness", _constant(0.03, None)),
+    "reward saturated, varies in 3 %": ("constant correctness", _constant(0.03, 0.995)),
+    "reward with 0-2 % of its part": ("ignored correctness", _ignored(0, 0.02)),
+    "reward with -50-0 % of its part": ("ignored correctness", _ignored(-0.5, 0)),
+    "validation -.1 in 24, training +.15": ("validation correctness", _worse_in_validation),
+}
 
 
 @dataclass(frozen=True)
@@ -43,86 +159,52 @@ class MadeRun:
 
     kind: str
     steps: int
-    seed: int
+    series: int
     rows: list[tuple[int, dict[str, float]]]
-    begin: int | None = None  # the step at which the fault begins; None for a healthy run
-    onset: int | None = None  # the step from which on it is plain to see
+    begin: int = 0  # the step at which the fault begins; 0 for a healthy run
 
 
-def healthy_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
-    """One run a seed; the kinds take turns, and a third of the runs has no `gdpo/` metrics."""
+def healthy_runs(part: Part, steps: int, seeds: range) -> Iterator[MadeRun]:
+    """One run a seed; the kinds take turns, and a quarter of the runs has no `gdpo/` metrics."""
     for seed in seeds:
-        kind = HEALTHY[seed % len(HEALTHY)]
-        rng = np.random.default_rng([1, steps, seed])
-        run = Maker(rng, steps, kind)
-        columns = run.columns(plain=bool(rng.random() < 1 / 3))
-        yield MadeRun(kind, steps, seed, _rows(columns, rng if kind == "restarts" else None))
+        kind = [*part.healthy][seed % len(part.healthy)]
+        rng = np.random.default_rng([part.seed, 1, steps, seed])
+        gap = int(rng.choice([gap for gap in part.gaps if steps >= 60 * gap]))
+        run = Maker(rng, part, steps // gap, part.healthy[kind])
+        columns = run.columns(plain=bool(rng.random() < 1 / 4))
+        rows = _rows(columns, gap, rng if run.shape.restarts else None)
+        yield MadeRun(kind, steps, run.series, rows)
 
 
-def wrecked_runs(seeds: range, steps: int) -> Iterator[MadeRun]:
-    """One run of each fault a seed."""
+def sick_runs(part: Part, kind: str, rows: int, seeds: range) -> Iterator[MadeRun]:
+    """Runs with one fault, that is there at most two thirds into the run."""
+    topic, fault = SICK[kind]
     for seed in seeds:
-        for number, kind in enumerate(WRECKED):
-            rng = np.random.default_rng([2, steps, seed, number])
-            flat = rng.random() < 0.5
-            run = Maker(rng, steps, "flat" if flat else "learning", highest=0.62)
-            columns = run.columns(plain=bool(rng.random() < 1 / 3))
-            begin = int(rng.integers(max(20, steps // 4), 3 * steps // 4))
-            onset = _break(kind, columns, run, begin)
-            yield MadeRun(kind, steps, seed, _rows(columns), begin + 1, onset)
-
-
-def _break(kind: str, columns: Columns, run: Maker, begin: int) -> int:
-    """Put one fault into the metrics from the step `begin` on; return when it is there."""
-    after = np.arange(run.steps) >= begin
-    if kind == "reward is NaN for 30 steps":
-        for name in [name for name in columns if name.endswith("/mean") and "length" not in name]:
-            columns[name][begin : begin + 30] = np.nan
-    elif kind == "gradient is NaN":
-        columns["actor/grad_norm"][after] = np.nan
-    elif kind == "gradient norm 22,000":
-        columns["actor/grad_norm"][after] = (22_000 * run._noise(0.3))[after]
-    elif kind == "entropy 1e-4":
-        columns["actor/entropy"] += 0.02
-        columns["actor/entropy"][after] = (1e-4 * run._noise(0.3))[after]
-    elif kind.startswith("KL"):
-        name = "actor/kl_loss" if "reference" in kind else "actor/ppo_kl"
-        columns[name] = np.where(after, 0.4, 0.001) * run._noise(0.25)
-    elif kind == "|A| grows e^10":
-        growth = np.exp(
-            10 * np.clip((np.arange(run.steps) - begin) / (run.steps - 1 - begin), 0, 1)
+        rng = np.random.default_rng([part.seed, 2, rows, seed, [*SICK].index(kind)])
+        healthy = [*part.healthy.values()][rng.integers(len(part.healthy))]
+        of_ignored = topic.startswith("ignored")
+        if of_ignored:  # of one of several
+            part = part._replace(series=tuple(n for n in part.series if n > 1))
+        run = Maker(
+            rng, part, rows, Shape(healthy.curve, sources=healthy.sources and not of_ignored)
         )
-        for end in ("min", "max"):
-            columns[f"critic/advantages/{end}"] *= growth
-        return int(np.argmax(growth >= 100)) + 1
-    else:
-        return _collapse(columns, run, begin, slowly=kind.endswith("slowly"))
-    return begin + 1
-
-
-def _collapse(columns: Columns, run: Maker, begin: int, slowly: bool) -> int:
-    """Correctness falls to .016, in 3 steps or in a fifth of the run; in plain verl both do."""
-    wait = run.steps // 5 if slowly else 3
-    falls = np.clip((np.arange(run.steps) - begin) / wait, 0, 1)
-    plain = not any(name.startswith("gdpo/") for name in columns)
-    for number, name in enumerate(run.names[: 2 if plain else 1]):
-        rate = run.rates[number] * (1 - falls) + 0.016 * falls
-        run.rates[number] = rate
-        if not plain:
-            mean = run._means(rate, run.groups * run.samples)
-            columns |= run._of_reward(name, rate, mean)
-    total = [run._means(rate, run.groups * run.samples) for rate in run.rates]
-    columns["critic/score/mean"] = total[0] + total[1]
-    return begin + wait + 1
+        way = part.ways[seed % len(part.ways)]
+        begin, lasts = int(rng.integers(25, max(26, rows // 3))), way.slow * min(FALLING, rows / 3)
+        if topic.startswith("validation"):
+            run.every = int(rng.choice([n for n in (1, 4, 20) if 30 * n <= rows]))
+            begin, lasts = int(rng.integers(5, rows - 24 * run.every)), 24 * run.every
+        fault(run, way.rise(np.clip((np.arange(rows) - begin) / max(lasts, 1e-9), 0, 1)))
+        columns = run.columns(plain=" " not in topic and rng.random() < 1 / 4)
+        first = 1 if of_ignored else (begin + 1) * run.gap
+        yield MadeRun(kind, rows * run.gap, run.series, _rows(columns, run.gap), first)
 
 
 def _rows(
-    columns: Columns, restarts: np.random.Generator | None = None
+    columns: Columns, gap: int, restarts: np.random.Generator | None = None
 ) -> list[tuple[int, dict[str, float]]]:
-    names = list(columns)
     rows = [
-        (step, {name: value for name, value in zip(names, values, strict=True) if value != ABSENT})
-        for step, values in enumerate(np.column_stack(list(columns.values())).tolist(), start=1)
+        (row * gap, {n: v for n, v in zip(columns, values, strict=True) if v == v})  # NaN is none
+        for row, values in enumerate(np.column_stack([*columns.values()]).tolist(), start=1)
     ]
     if restarts is None:
         return rows

@@ -1,121 +1,84 @@
 """Counts what the rules say of the made runs, with intervals of 95 % (Wilson)."""
 
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from scipy.stats import binomtest
 
-from verl_gdpo.run.findings import findings
+from verl_gdpo.run.findings import Finding, findings
 from verl_gdpo.run.folder import merged
-from verl_gdpo.terminal import render
-from workshop.findings.made_runs import (
-    LENGTHS,
-    MadeRun,
-    healthy_runs,
-    wrecked_runs,
-)
+from workshop.findings.made_metrics import Part
+from workshop.findings.made_runs import SICK, healthy_runs, sick_runs
 
-WITHIN = 10  # steps after its onset in which a fault has to be found
-HELD_OUT = 20_000  # seeds from here on; the rules were tuned on those below
-SIZES = {60: 504, 500: 504, 5000: 192}  # healthy runs of each length
-FAULTS = {60: 40, 500: 40, 5000: 5}  # runs of each fault
-# {fault: how the topic begins that names it}
-NAMED = {
-    "reward is NaN for 30 steps": "no number",
-    "gradient is NaN": "no number",
-    "gradient norm 22,000": "gradient",
-    "entropy 1e-4": "entropy",
-    "KL .4 where it was .001": "update",
-    "KL to the reference .4 where it was .001": "reference",
-    "|A| grows e^10": "advantages",
-    "correctness .62 to .016 at once": "collapse",
-    "correctness .62 to .016 slowly": "collapse",
-}
-HEADER = ("runs", "of", "steps", "found", "interval", "goal", "met", "which")
-MOST_HEALTHY = 0.05
+SICK_RUNS = 30  # of each fault and number of rows
+MOST_HEALTHY, LEAST_SICK = 0.02, 0.9
+HEADER = ("made runs", "of", "found", "interval", "after")
 
 
 @dataclass
 class Rate:
-    """In how many runs something was found, and what; `goal` bounds the rate."""
+    """In how many runs something was found, and what."""
 
     kind: str
-    steps: str
-    goal: str = ""
+    is_sick: bool = False
     found: int = 0
     runs: int = 0
+    delays: list[int] = field(default_factory=list)  # in steps, from the begin of the fault
     topics: Counter[str] = field(default_factory=Counter)
 
-    def add(self, topics: set[str]) -> None:
-        self.runs, self.found = self.runs + 1, self.found + bool(topics)
-        self.topics.update(topics)
+    def add(self, of_run: list[Finding], begin: int = 0) -> None:
+        self.runs, self.found = self.runs + 1, self.found + bool(of_run)
+        self.delays += [min(finding.first for finding in of_run) - begin] if of_run else []
+        self.topics.update(finding.topic for finding in of_run)
 
     @property
     def missed(self) -> bool:
-        share, bound = self.found / self.runs, self.goal.rpartition(" ")[2]
-        if not self.goal:
-            return False
-        return share > float(bound) if self.goal.startswith("<=") else share < float(bound)
+        share = self.found / self.runs
+        return share < LEAST_SICK if self.is_sick else share > MOST_HEALTHY
 
     def cells(self) -> tuple[str, ...]:
         interval = binomtest(self.found, self.runs).proportion_ci(method="wilson")
-        which = ", ".join(f"{topic} {count}" for topic, count in self.topics.most_common(4))
         return (
             self.kind,
             str(self.runs),
-            self.steps,
             f"{self.found / self.runs:.3f}",
             f"{interval.low:.3f} to {interval.high:.3f}",
-            self.goal,
-            "" if not self.goal else "NO" if self.missed else "yes",
-            which,
+            f"{statistics.median(self.delays):.0f} steps" if self.delays and self.is_sick else "",
         )
 
-
-def topics(run: MadeRun, before: int | None = None) -> set[str]:
-    """What is found in a run, or in its steps before one. What is over counts too."""
-    rows = [row for row in run.rows if before is None or row[0] < before]
-    return {finding.topic for finding in findings(merged(rows))}
+    def __str__(self) -> str:
+        goal = "MISSED" if self.missed else "met"
+        return f"{'  '.join(self.cells())}  {goal}  {dict(self.topics.most_common(4))}"
 
 
-def rates(first: int, part: float = 1.0) -> Iterator[Rate]:
-    """Of healthy and wrecked runs.
-
-    Args:
-        first: the first seed.
-        part: of the sizes above.
-    """
-    for steps in LENGTHS:
-        yield from _healthy(healthy_runs(_seeds(first, SIZES[steps], part), steps), steps)
-    for steps in LENGTHS:
-        yield from _wrecked(wrecked_runs(_seeds(first, FAULTS[steps], part), steps), steps)
-
-
-def _seeds(first: int, count: int, part: float) -> range:
-    return range(first, first + max(1, round(count * part)))
+def healthy_rates(part: Part, share: float = 1.0, first: int = 0) -> list[Rate]:
+    """Of all healthy runs together, by length, by number of series, and by kind."""
+    names = [f"{steps:,} steps" for steps in part.lengths]
+    names = ["healthy", *names, *(f"{series} series" for series in part.series), *part.healthy]
+    rates = {name: Rate(name) for name in names}
+    for steps, count in part.lengths.items():
+        for run in healthy_runs(part, steps, range(first, first + max(1, round(count * share)))):
+            of_run = findings(merged(run.rows))
+            for name in ("healthy", f"{steps:,} steps", f"{run.series} series", run.kind):
+                rates[name].add(of_run)
+    return [rate for rate in rates.values() if rate.runs]
 
 
-def _healthy(runs: Iterable[MadeRun], steps: int) -> Iterator[Rate]:
-    every = Rate("healthy", str(steps), f"<= {MOST_HEALTHY}")
-    kinds: dict[str, Rate] = {}
-    for run in runs:
-        found = topics(run)
-        every.add(found)
-        kinds.setdefault(run.kind, Rate(f"healthy, {run.kind}", str(steps))).add(found)
-    yield every
-    yield from (rate for rate in kinds.values() if rate.found)
+def sick_rates(part: Part, share: float = 1.0, first: int = 0) -> Iterator[Rate]:
+    """Of each fault: it is found if the finding that names it holds after its begin."""
+    for kind, (topic, _) in SICK.items():
+        rate = Rate(kind, is_sick=True)
+        for rows in part.sick_rows:
+            seeds = range(first, first + max(1, round(SICK_RUNS * share)))
+            for run in sick_runs(part, kind, rows, seeds):
+                named = [one for one in findings(merged(run.rows)) if one.topic.startswith(topic)]
+                rate.add([one for one in named if one.first >= run.begin], run.begin)
+        yield rate
 
 
-def _wrecked(runs: Iterable[MadeRun], steps: int) -> Iterator[Rate]:
-    kinds: dict[str, Rate] = {}
-    for run in runs:
-        assert run.onset is not None
-        rate = kinds.setdefault(run.kind, Rate(run.kind, str(steps), ">= 1"))
-        new = topics(run, run.onset + WITHIN) - topics(run, run.begin)
-        rate.add({topic for topic in new if topic.startswith(NAMED[run.kind])})
-    yield from kinds.values()
-
-
-def table(found: Iterable[Rate]) -> str:
-    return render(HEADER, [rate.cells() for rate in found], left=range(len(HEADER)))
+def table(rates: list[Rate]) -> str:
+    """The rates in Markdown."""
+    rows = [HEADER, ("---",) * len(HEADER), *(rate.cells() for rate in rates)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -35,6 +35,8 @@ DIGITS = 5
 FIRST_SCREEN = 4  # charts
 SMOOTHED = f"{SMOOTHED_STEPS}-step mean"
 SHARE, CORRELATION, ZERO = (0.0, 1.0), (-1.0, 1.0), (0.0, 0.0)
+# {how the topic of a finding begins: the chart that shows it, if the page has it}
+SHOWN = {"ignored": "gdpo/<reward>/share", "constant": "gdpo/<reward>/varies"}
 ARMS_LOOKS = 2  # those of rewards are unlike those of two arms
 
 # {metric: (title, unit, what the axis shows at least)}; the first screen has the first one
@@ -174,9 +176,10 @@ def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1)
 
 def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
     """The chart that shows what a finding is about; the first one if none is of its own."""
-    metric = next((name for name, limit in LIMITS.items() if limit.topic == finding.topic), "")
+    shown = SHOWN.get(finding.topic.partition(" ")[0], "")
+    metric = next((name for name, limit in LIMITS.items() if limit.topic == finding.topic), shown)
     # of other findings, the topic names the reward, and this one names metrics
-    text = metric or (finding.what if finding.topic == "no number" else finding.topic)
+    text = f"{metric} {finding.what if finding.topic == 'no number' else finding.topic}"
     about = [chart for chart in charts if chart.about in text or (metric and metric in chart.about)]
     return max(about, key=lambda chart: len(chart.about), default=next(iter(charts), None))
 

@@ -30,7 +30,7 @@ from verl_gdpo.tools.report.tables import Table, differences, inputs, results
 T = TypeVar("T")
 CHARACTERS = 1500  # of one text
 MOST_REPEATED = 0.1  # of the groups of a step; the end of an epoch repeats a few
-ENOUGH = 20  # steps, for most rules
+ENOUGH = 30  # logged steps, for most rules
 
 
 class Remark(NamedTuple):
@@ -119,7 +119,7 @@ def verdict(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
     """The first remark; without any, in what no rule finds anything."""
     if remarks:
         return remarks[0].text + (f"; {len(remarks) - 1} more below" if remarks[1:] else "")
-    steps = min(run.last_step for run in members)
+    steps = min(len(run.metrics) for run in members)
     few = "" if steps >= ENOUGH else ", which are too few for most rules"
     unchecked = ", ".join(run.name for run in members if not run.named_rewards)
     more = f"; no rule on each reward sees {unchecked}, without the metrics of verl-gdpo"
