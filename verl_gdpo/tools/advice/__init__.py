@@ -39,7 +39,7 @@ def describe(evidence: Evidence) -> Description:
         f"GRPO, orders {untied} that GRPO ties, and ties {tied} that GRPO orders."
     )
     weights_K, is_kept = evidence.keeping_weights()
-    keeps = "No weights give GDPO the shares of GRPO. These repeat the spreads of the rewards:"
+    keeps = "No weights with GRPO's shares were found. These repeat the spreads of the rewards:"
     if is_kept:
         keeps = "With these weights, each reward has under GDPO the share that it has under GRPO:"
     columns = evidence.ranges.items(), *map(_shares, evidence.updates)

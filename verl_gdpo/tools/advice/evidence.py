@@ -112,7 +112,8 @@ class Evidence:
 
         The reward with the largest factor keeps its weight, and so does one that never varies.
 
-        Returns: the weights, and whether they keep the shares. If not, they repeat the spreads.
+        Returns: the weights, and whether they keep the shares. If none are found, they repeat the
+        spreads: some shares below 0 exist under no weights, and the search ends at some others.
         """
         centred = [within_groups(value_B, self.group_B) for value_B in self.rewards.values_BK.T]
         spread_K, weights_K = np.linalg.norm(centred, axis=1), self.weights_K.copy()
