@@ -172,7 +172,8 @@ def named_run(changes):
     }
 
 
-MEAN, TEST = "gdpo/a/mean", "val-aux/x/a/mean@1"
+MEAN, SHARE, MISSING = (f"gdpo/a/{what}" for what in ("mean", "share", "missing"))
+TEST, LOW = "val-aux/x/a/mean@1", later(0.02, 0.02)
 
 
 def hacked(tokens, mean):
@@ -191,15 +192,14 @@ def validated(change, noise=0.0, trained=0.5):
         ("entropy", {"actor/entropy": later(0.3, 0.034)}, {"actor/entropy": later(0.3, 0.035)}),
         ("update", {"actor/ppo_kl": later(0.001, 0.11)}, {"actor/ppo_kl": later(0.02, 0.19)}),
         ("reference", {"actor/kl_loss": later(0.001, 1.3)}, {"actor/kl_loss": later(0.001, 1.1)}),
-        ("clipped", {"actor/pg_clipfrac": later(0, 0.51)}, {"actor/pg_clipfrac": later(0, 0.49)}),
         ("length a", hacked(39, 0.4), hacked(41, 0.4)),
         ("length a", hacked(246, 0.4), hacked(244, 0.4)),
         ("length a", hacked(39, 0.44), hacked(39, 0.46)),
         ("constant a", {"gdpo/a/varies": later(0.5, 0.04)}, {"gdpo/a/varies": later(0.5, 0.06)}),
         # the standard error of so much noise is .014
         ("constant a", {"gdpo/a/varies": noisy(0.02)}, {"gdpo/a/varies": noisy(0.03)}),
-        ("ignored a", {"gdpo/a/share": later(0.02, 0.02)}, {"gdpo/a/share": later(0.03, 0.03)}),
-        ("ignored a", {"gdpo/a/share": later(-0.2, 0.0)}, {"gdpo/a/share": later(0.5, 0.0)}),
+        ("ignored a", {SHARE: LOW}, {SHARE: LOW, MISSING: later(0.5, 0.5)}),
+        ("ignored a", {SHARE: later(-0.2, 0.02)}, {SHARE: later(0.5, 0.02)}),
         ("validation a", validated(-0.4), validated(-0.38)),
         ("validation a", validated(-0.5, noise=0.05), validated(-0.5, noise=0.3)),
         ("validation a", validated(-0.5), validated(-0.5, trained=0.2)),

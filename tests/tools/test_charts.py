@@ -192,8 +192,8 @@ def test_a_finding_leads_to_the_chart_of_its_metric_or_reward():
     assert about("advantages") == "critic/advantages/max"
     assert about("collapse correct (a)") == "correct (a)"
     assert about("constant correct") == "correct"  # its own chart is not there
-    assert about("ignored correct") == "gdpo/<reward>/share"
     assert about("no number", "actor/grad_norm is NaN or infinite") == "actor/grad_norm"
+    assert about("ignored correct") == "gdpo/<reward>/share"
     assert about("entropy") == "correct"  # its metric is in no chart
     assert chart_of(Finding("gradient", "", 1, 2, ""), []) is None
 

@@ -110,7 +110,7 @@ class Maker:
         self.rng, self.rows, self.shape = rng, rows, shape
         self.time = np.linspace(0, 1, rows)
         noise = part.noises[rng.integers(len(part.noises))]
-        self.noise = lambda: noise.draw(rng, rows)
+        self.noise: Callable[[], Floats] = lambda: noise.draw(rng, rows)
         self.groups, self.samples = int(rng.choice(part.groups)), int(rng.choice(part.samples))
         self.low, self.high = part.ranges[rng.integers(len(part.ranges))]
         self.gap, self.every = int(rng.choice(part.gaps)), int(rng.choice(part.every))

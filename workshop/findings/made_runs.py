@@ -147,8 +147,8 @@ SICK: dict[str, tuple[str, Fault]] = {
     "reward the same in all groups": ("constant correctness", _constant(0, None)),
     "reward varies in 3 % of the groups": ("constant correctness", _constant(0.03, None)),
     "reward saturated, varies in 3 %": ("constant correctness", _constant(0.03, 0.995)),
-    "reward with 0-2 % of its part": ("ignored correctness", _ignored(0, 0.02)),
-    "reward with -50-0 % of its part": ("ignored correctness", _ignored(-0.5, 0)),
+    "share 0 to 2 % of a fair one": ("ignored correctness", _ignored(0, 0.02)),
+    "share -50 to 0 % of a fair one": ("ignored correctness", _ignored(-0.5, 0)),
     "validation -.1 in 24, training +.15": ("validation correctness", _worse_in_validation),
 }
 

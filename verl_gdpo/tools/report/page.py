@@ -119,7 +119,7 @@ def verdict(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
     """The first remark; without any, in what no rule finds anything."""
     if remarks:
         return remarks[0].text + (f"; {len(remarks) - 1} more below" if remarks[1:] else "")
-    steps = min(len(run.metrics) for run in members)
+    steps = min(sum(step > 0 for step in run.metrics) for run in members)
     few = "" if steps >= ENOUGH else ", which are too few for most rules"
     unchecked = ", ".join(run.name for run in members if not run.named_rewards)
     more = f"; no rule on each reward sees {unchecked}, without the metrics of verl-gdpo"
