@@ -214,13 +214,12 @@ class ScoreTables:
 
     def dropped(self) -> list[str]:
         """A remark for each name that is no reward in any response, although it looks like one."""
-        takes_all = self.settings is not None and self.settings.rewards is None
-        values = dict(item for info in self.run.infos for item in info.items())
         return [
             f"{name!r} is {value!r}, and no number in any response, so it is no reward. Return a "
             "float, or leave it out"
-            for name, value in values.items()
-            if takes_all and name not in {*self.rewards.weights, *ROLLOUT_FACTS, "score"}
+            for name, value in {k: v for info in self.run.infos for k, v in info.items()}.items()
+            if self.settings and self.settings.rewards is None
+            if name not in {*self.rewards.weights, *ROLLOUT_FACTS, "score"}
             if value is None or may_be_meant(value)
         ]
 
