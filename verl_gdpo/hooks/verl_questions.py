@@ -47,7 +47,8 @@ def wrong_types(block: Any, defaults: Any, path: str = "") -> dict[str, str]:
     Args:
         defaults: verl's own configuration.
     """
-    hints, wrong = _hints(block.get("_target_")), {}
+    wrong: dict[str, str] = {}
+    hints = _hints(block.get("_target_"))
     for key in block:
         name = f"{path}{key}"
         if OmegaConf.is_missing(block, key) or OmegaConf.is_interpolation(block, key):

@@ -15,7 +15,7 @@ from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks import verl_questions
 from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
-from verl_gdpo.hooks.configuration import settings_of_run, uses_gdpo_manager
+from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import Output, data_files, machine, rules
@@ -92,8 +92,7 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> tuple[GdpoSettings |
         ValueError: a setting cannot work; the message says why and what to set instead.
     """
     sources = dict.fromkeys(source for file in training for source in file.sources)
-    has_manager = uses_gdpo_manager(config) or _has_subclass_of_ours(config)
-    settings = settings_of_run(config, sources or None, has_manager=has_manager)
+    settings = settings_of_run(config, sources or None, has_manager=_has_our_manager(config))
     names = (
         f"adv_estimator={config.algorithm.adv_estimator}, "
         f"reward_manager={config.reward.reward_manager.name}"
@@ -109,7 +108,7 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> tuple[GdpoSettings |
     return settings, [names, ", ".join(f"{key}={getattr(settings, key)}" for key in shown)]
 
 
-def _has_subclass_of_ours(config: Any) -> bool:
+def _has_our_manager(config: Any) -> bool:
     try:
         return runs_gdpo_manager(config)
     except Exception:  # the dry run makes the manager later and reports the reason
@@ -143,8 +142,7 @@ def _try_rewards(
     if not rows:
         output.say("there are no rows, so no reward was tried", is_warning=True)
         return
-    path = options.responses
-    more = data_files.read_responses(path, training) if path else []
+    more = data_files.read_responses(options.responses, training) if options.responses else []
     run = score_rows(config, rows, options.seconds, more)
     if run.problems and config.reward.reward_model.enable:
         remark = "without the reward model's server, no reward could be tried"
@@ -216,13 +214,12 @@ class ScoreTables:
 
     def dropped(self) -> list[str]:
         """A remark for each name that is no reward in any response, although it looks like one."""
-        takes_all = self.settings is not None and self.settings.rewards is None
-        values = {name: value for info in self.run.infos for name, value in info.items()}
         return [
             f"{name!r} is {value!r}, and no number in any response, so it is no reward. Return a "
             "float, or leave it out"
-            for name, value in values.items()
-            if takes_all and name not in {*self.rewards.weights, *ROLLOUT_FACTS, "score"}
+            for name, value in {k: v for info in self.run.infos for k, v in info.items()}.items()
+            if self.settings and self.settings.rewards is None
+            if name not in {*self.rewards.weights, *ROLLOUT_FACTS, "score"}
             if value is None or may_be_meant(value)
         ]
 

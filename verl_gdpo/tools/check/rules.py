@@ -18,7 +18,7 @@ from verl_gdpo.hooks import verl_questions
 from verl_gdpo.tools.check import message_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOWEST = {  # of what has to be a number
+LOWEST: dict[str, float] = {  # of what has to be a number
     "data.train_batch_size": 1,
     "data.max_prompt_length": 1,
     "data.max_response_length": 1,
