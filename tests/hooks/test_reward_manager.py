@@ -14,6 +14,7 @@ import pytest
 import torch
 from added_task import add_task
 from omegaconf import OmegaConf
+from reward_rows import GOLD, Tokenizer, row_of
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopMetrics,
@@ -33,16 +34,6 @@ from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.scorer_calls import SlowScoring
 from verl_gdpo.tasks import TASKS
-
-GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
-
-
-class Tokenizer:
-    """One token a character; id 0 is special."""
-
-    def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
-        return "".join(chr(i) for i in ids.tolist() if i)
 
 
 @pytest.fixture(autouse=True)
@@ -85,26 +76,6 @@ def verls_default(data_source, solution_str, ground_truth, extra_info):
 def score(manager, response, ground_truth=GOLD, data_source="rlla", **fields):
     row = row_of(response, ground_truth, data_source, **fields)
     return manager.loop.run_until_complete(manager.run_single(row))
-
-
-def row_of(response, ground_truth=GOLD, data_source="rlla", **fields):
-    ids = [ord(c) for c in response] + [0]  # the end-of-turn token counts
-    return DataProto.from_dict(
-        tensors={
-            "responses": torch.tensor([[*ids, 7, 7]]),
-            "attention_mask": torch.tensor([[0, 1, 1] + [1] * len(ids) + [0, 0]]),
-        },
-        non_tensors={
-            key: np.array([value], dtype=object)
-            for key, value in {
-                "uid": "u-1",
-                "data_source": data_source,
-                "reward_model": {"ground_truth": ground_truth, "style": "rule"},
-                "extra_info": {"index": 17},
-                **fields,
-            }.items()
-        },
-    )
 
 
 def test_our_scorer_is_chosen_by_data_source():

@@ -11,6 +11,8 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_sett
 from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
+from verl_gdpo.hooks.reward_functions import KEY as FUNCTIONS
+from verl_gdpo.hooks.reward_functions import algorithm_of, has_functions
 
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
@@ -51,7 +53,7 @@ def settings_of_run(
         return None
     ours, options = _our_scorers(config, sources)
     declared = scorers_bounds(config, sources) if has_manager else {}
-    settings = read_settings(config.algorithm, declared)
+    settings = read_settings(algorithm_of(config), declared)
     for mistake in _mistakes(config, settings, uses_estimator):
         raise ValueError(mistake)
     if options and uses_gdpo_manager(config):  # another manager may read them
@@ -100,7 +102,7 @@ def row_names(settings: GdpoSettings, data_source: str) -> RowNames:
 
 def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
     """Return the data sources whose rows our scorers score, and the options of the scorers."""
-    is_custom = config.reward.custom_reward_function.path is not None
+    is_custom = has_own_scorer(config)
     asked = rewards.TASK_BY_SOURCE if sources is None else sources
     options = plain(config.reward.get("reward_kwargs")) or {}
     return [] if is_custom else sorted({*asked} & {*rewards.TASK_BY_SOURCE}), options
@@ -108,7 +110,7 @@ def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str],
 
 def _our_scorers_alone(config: Any) -> bool:
     """Whether nothing of the user's own returns rewards, as far as the configuration tells."""
-    has_function = config.reward.custom_reward_function.path is not None
+    has_function = has_own_scorer(config)
     loops = OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_config_path")
     return uses_gdpo_manager(config) and not has_function and loops is None
 
@@ -188,6 +190,12 @@ def uses_gdpo_manager(config: Any) -> bool:
     return bool(manager.source == "register" and manager.name == "gdpo")
 
 
+def has_own_scorer(config: Any) -> bool:
+    """Return whether functions of the user's score the rows."""
+    path = OmegaConf.select(config, "reward.custom_reward_function.path")
+    return path is not None or has_functions(config)
+
+
 def has_gdpo(config: Any) -> bool:
     """Return whether the estimator or the reward manager is named gdpo."""
     return config.algorithm.adv_estimator == "gdpo" or uses_gdpo_manager(config)
@@ -255,8 +263,20 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
             "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
             "a weight another schedule, or end the run before with trainer.total_training_steps"
         )
-    if options and function.path is not None and uses_gdpo_manager(config):
+    if has_functions(config) and function.path is not None:
+        moved = f"+{FUNCTIONS}.NAME.path={function.path} +{FUNCTIONS}.NAME.name={function.name}"
         yield (
-            f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
-            "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
+            f"reward.custom_reward_function.path={function.path} beside {FUNCTIONS}: one of them "
+            f"would not be called. Move it into the list: {moved}"
+        )
+    if has_functions(config) and not uses_gdpo_manager(config):
+        yield (
+            f"{FUNCTIONS} with reward.reward_manager.name={config.reward.reward_manager.name}: "
+            "only the manager gdpo reads the list. Set reward.reward_manager.name=gdpo"
+        )
+    if options and has_own_scorer(config) and uses_gdpo_manager(config):
+        yield (
+            f"reward.reward_kwargs={options}: with reward functions of your own, nothing reads "
+            "them. Options of your function go to reward.custom_reward_function.reward_kwargs, or "
+            f"to its entry in {FUNCTIONS}"
         )

@@ -16,6 +16,7 @@ from verl_gdpo.algorithm.metrics import verl_grpo_settings
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats, is_apart, to_6_decimals
+from verl_gdpo.hooks.reward_functions import algorithm_of
 from verl_gdpo.run.dump_reader import dumps_to_read, read_dump, read_texts, reward_rows
 from verl_gdpo.tools.replay.arms import group_numbers
 from verl_gdpo.tools.replay.comparison import StepAdvantages
@@ -84,7 +85,7 @@ def settings_of(run: Run) -> GdpoSettings:
     """Return the paper's settings, with the rewards, weights and conditions of a run."""
     if run.config is None:
         return GdpoSettings()
-    return GdpoSettings(rewards=read_settings(run.config.algorithm).rewards)
+    return GdpoSettings(rewards=read_settings(algorithm_of(run.config)).rewards)
 
 
 def _recompute(file: Path, run: Run, settings: GdpoSettings) -> RecomputedStep:
