@@ -11,6 +11,7 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_functions import algorithm_of
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.tasks.lengths import smooth
 
 FILE = """
 import asyncio
@@ -211,3 +212,23 @@ def test_a_single_function_beside_the_list_is_refused(file):
     config.reward.reward_manager.name = "naive"
     with pytest.raises(ValueError, match="only the manager gdpo reads the list"):
         settings_of_run(config)
+
+
+def test_rewards_of_length_and_time(file):
+    path = "pkg://verl_gdpo.tasks.lengths"
+    entries = {
+        "most": {"path": path, "name": "at_most", "limit": 9},  # the response has 9 tokens
+        "less": {"path": path, "name": "at_most", "limit": 8},
+        "smooth": {"path": path, "name": "smooth", "limit": 9},
+        "over": {"path": path, "name": "overlong", "limit": 10, "buffer": 4},
+        "quick": {"path": path, "name": "quick", "seconds": 2},
+    }
+    fast = {"most": 1.0, "less": 0.0, "smooth": 0.5, "over": 0.25, "quick": 1.0}
+    assert score(config_of(entries))["reward_extra_info"] == {**fast, "score": 2.75}
+    manager = GdpoRewardManager(config_of(entries), Tokenizer(), None)
+    row = row_of("response", "42", "s", tool_extra_fields={"tool_seconds": 2.5})
+    result = manager.loop.run_until_complete(manager.run_single(row))
+    assert result["reward_extra_info"]["quick"] == 0.0
+    assert [smooth({"response_tokens": n}, 9) for n in (0, 10**9)] == pytest.approx(
+        [0.545, 0], abs=1e-3
+    )

@@ -252,6 +252,7 @@ def test_a_custom_function_comes_first_and_gets_what_verl_gives_it(fields, given
     }
     assert all(type(value) is float for value in result["reward_extra_info"].values())
     ours = {"response": "hello", "experiment_name": "qwen-run", "response_tokens": 6}
+    ours["tool_seconds"] = 0.0
     assert seen == {**given, **ours}
 
 
@@ -515,6 +516,7 @@ def score_session(manager, outputs):
     """verl's agent loop worker hands a session of [(prompt, response), ...] to `manager`."""
     worker = object.__new__(AgentLoopWorker)
     worker.processor = worker.mm_processor_kwargs = None
+    worker.config = OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}})
     handle = SimpleNamespace(compute_score=SimpleNamespace(remote=manager.run_single))
     worker.reward_loop_worker_handles = [handle]
     session = [
@@ -522,12 +524,13 @@ def score_session(manager, outputs):
             prompt_ids=[ord(c) for c in prompt],
             response_ids=[ord(c) for c in response],
             response_mask=[1] * len(response),
-            metrics=AgentLoopMetrics(),
+            metrics=AgentLoopMetrics(tool_calls=1.5),
         )
         for prompt, response in outputs
     ]
     row = {"uid": "u-1", "data_source": "d", "reward_model": {"ground_truth": "done"}}
     manager.loop.run_until_complete(worker._compute_score(session, row))
+    assert [*session[-1].extra_fields] == ["reward_extra_info"]  # each is a column of the batch
     return session[-1].extra_fields["reward_extra_info"]
 
 
@@ -535,14 +538,15 @@ def test_the_last_output_of_a_session_is_scored_without_the_padding_of_the_other
     seen = []
 
     def scorer(data_source, solution_str, ground_truth, extra_info):
-        seen.append((solution_str, extra_info["response_tokens"]))
+        seen.append((solution_str, extra_info["response_tokens"], extra_info["tool_seconds"]))
         return {"right": float(solution_str == ground_truth)}
 
     longer = ("a prompt of many tokens", "an answer of many tokens")
     for outputs in ([longer, ("short", "done")], [("p", "x"), ("a longer prompt", "done")]):
         assert score_session(manager(scorer), outputs)["right"] == 1.0
     assert score_session(manager(scorer), [("done", "no"), longer])["right"] == 0.0
-    assert seen == [("done", 4), ("done", 4), (longer[1], len(longer[1]))]
+    # the seconds are those of all outputs
+    assert seen == [("done", 4, 3.0), ("done", 4, 3.0), (longer[1], len(longer[1]), 3.0)]
 
 
 # --- what counts when no reward is named ---------------------------------------------------------

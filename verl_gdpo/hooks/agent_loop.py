@@ -17,20 +17,23 @@ from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.extend import Function, attach, record_of
 
+TOOL_SECONDS = "tool_seconds"  # in the `extra_info` of a reward function
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
 
 
 async def compute_and_mark(
     original: Function, self: Any, outputs: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Mark a session that an agent loop scored itself.
+    """Mark a session that an agent loop scored itself, and tell others how long its tools took.
 
     Its last output then has a `reward_extra_info`, with the score under `AGENT_SCORE_KEY`.
     """
-    score = outputs[-1].reward_score
+    score, fields, is_for_us = outputs[-1].reward_score, outputs[-1].extra_fields, _is_for_us(self)
+    if is_for_us:
+        fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
     await original(self, outputs, *args, **kwargs)
-    if score is not None and _is_for_us(self):
-        fields = outputs[-1].extra_fields
+    fields.pop(TOOL_SECONDS, None)  # no column of the batch
+    if score is not None and is_for_us:
         info = fields.get(INFO) or {}
         named = {name: value for name, value in info.items() if name != "score"}
         fields[INFO] = {**named, AGENT_SCORE_KEY: score}

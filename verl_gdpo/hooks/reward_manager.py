@@ -192,6 +192,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
         return {
+            "tool_seconds": 0.0,
             **(fields.get("extra_info") or {}),
             **(fields.get("tool_extra_fields") or {}),
             "num_turns": fields.get("__num_turns__"),
