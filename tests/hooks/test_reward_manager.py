@@ -252,7 +252,7 @@ def test_a_custom_function_comes_first_and_gets_what_verl_gives_it(fields, given
     }
     assert all(type(value) is float for value in result["reward_extra_info"].values())
     ours = {"response": "hello", "experiment_name": "qwen-run", "response_tokens": 6}
-    ours["tool_seconds"] = 0.0
+    ours |= {"tool_seconds": 0.0, "is_validation": False}
     assert seen == {**given, **ours}
 
 

@@ -193,6 +193,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
         return {
             "tool_seconds": 0.0,
+            "is_validation": False,
             **(fields.get("extra_info") or {}),
             **(fields.get("tool_extra_fields") or {}),
             "num_turns": fields.get("__num_turns__"),
