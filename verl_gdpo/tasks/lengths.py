@@ -39,7 +39,8 @@ def overlong(extra_info: Info, limit: float, buffer: float) -> float:
     >>> [overlong({"response_tokens": n}, limit=400, buffer=100) for n in (300, 350, 400, 500)]
     [1.0, 0.5, 0.0, 0.0]
     """
-    return min(1.0, max(0.0, (limit - extra_info["response_tokens"]) / buffer))
+    left = (limit - extra_info["response_tokens"]) / buffer
+    return float(min(1.0, max(0.0, left)))
 
 
 def quick(extra_info: Info, seconds: float) -> float:
