@@ -2,15 +2,19 @@
 
 import asyncio
 import threading
+from contextlib import nullcontext
 
 import pytest
 from omegaconf import OmegaConf
 from reward_rows import Tokenizer, row_of
 
 from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RewardError
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_functions import algorithm_of
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.tasks.lengths import smooth
 
 FILE = """
@@ -232,3 +236,51 @@ def test_rewards_of_length_and_time(file):
     assert [smooth({"response_tokens": n}, 9) for n in (0, 10**9)] == pytest.approx(
         [0.545, 0], abs=1e-3
     )
+
+
+def test_a_reward_whose_function_fails_may_be_missing(file):
+    entries = {
+        "fails": {"path": file, "name": "fails", "on_error": "missing"},
+        "both": {"path": file, "name": "wrong_sum", "on_error": "missing", "weight": {"a": 1}},
+        "short": {"path": file, "name": "length", "on_error": "missing"},
+        "other": {"path": file, "name": "length", "on_error": "missing", "sources": ["t"]},
+    }
+    assert score(config_of(entries))["reward_extra_info"] == {
+        **dict.fromkeys(["fails", "both__a", "other"]),
+        "short": 1.0,
+        "score": 1.0,
+        NOTES_KEY: {f"failed_{name}": float(name in ("fails", "both")) for name in entries},
+    }
+
+
+@pytest.mark.parametrize(
+    ("failed", "limits", "ends"),
+    [(1, {}, True), (1, {"max_failed": 0.25}, False), (0, {"max_failed": 0}, False)],
+)
+def test_the_run_ends_if_a_function_fails_too_often(failed, limits, ends):
+    infos = [{"x": None, NOTES_KEY: {"failed_x": 1.0}}] * failed
+    infos += [{"x": 1.0, NOTES_KEY: {"failed_x": 0.0}}] * (4 - failed)
+    rows = BatchRows.from_keys(["a_0_0", "a_1_0", "b_0_0", "b_1_0"], infos, "ssss", [False] * 4, 7)
+    message = "reward_functions.x failed for 25% of the samples of step 7"
+    with pytest.raises(RewardError, match=message) if ends else nullcontext():
+        AdvantageStep(GdpoSettings(**limits), rows).check("gdpo")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"adv_estimator": "grpo"}, "the rewards are summed first"),
+        ({"gdpo": {"group_norm": "summed"}}, "the rewards are summed first"),
+        (
+            {"gdpo": {"rewards": {"x": 1.0, "y": {"when": {"reward": "x", "at_least": 1}}}}},
+            "a condition asks for it",
+        ),
+        ({}, None),
+    ],
+)
+def test_a_missing_reward_must_not_count_as_a_low_one(file, algorithm, message):
+    entries = {name: {"path": file, "name": "length"} for name in "xy"}
+    entries["x"]["on_error"] = "missing"
+    config = config_of(entries, **algorithm)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        settings_of_run(config)

@@ -12,7 +12,7 @@ from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.hooks.reward_functions import KEY as FUNCTIONS
-from verl_gdpo.hooks.reward_functions import algorithm_of, has_functions
+from verl_gdpo.hooks.reward_functions import algorithm_of, has_functions, may_fail
 
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
@@ -269,6 +269,15 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
             f"reward.custom_reward_function.path={function.path} beside {FUNCTIONS}: one of them "
             f"would not be called. Move it into the list: {moved}"
         )
+    conditions = {term.when.reward for term in settings.terms.values() if term.when}
+    for name, returned in may_fail(config).items():
+        is_summed = not uses_estimator or settings.group_norm == "summed"
+        if is_summed or conditions & {*returned}:
+            why = "a condition asks for it" if not is_summed else "the rewards are summed first"
+            yield (
+                f"{FUNCTIONS}.{name}.on_error=missing: {why}, so a sample without this reward "
+                "would count as a bad one. Set on_error=stop"
+            )
     if has_functions(config) and not uses_gdpo_manager(config):
         yield (
             f"{FUNCTIONS} with reward.reward_manager.name={config.reward.reward_manager.name}: "

@@ -11,6 +11,7 @@ Relies on verl 0.9: `load_module` in `verl.utils.import_utils`, which takes a fi
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,17 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
-from verl_gdpo.algorithm.samples import check_name, is_number
+from verl_gdpo.algorithm.samples import FAILED, NOTES_KEY, check_name, is_number
 from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.tasks import TASKS
 
+logger = logging.getLogger(__name__)
+
 KEY = "reward.reward_functions"
-RESERVED = ("path", "name", "task", "weight", "sources", "required")  # all others are options
+# all others are options
+RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "required")
+ON_ERROR = ("stop", "missing")
 JOINT = "__"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
 ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
@@ -35,12 +40,13 @@ Run = Callable[[str, functools.partial[Result]], Awaitable[Result]]  # (function
 
 
 @dataclass(frozen=True)
-class RewardFunction:
+class ListedFunction:
     """One entry of the list.
 
     options: for the function, from the configuration.
     sources: the values of `data_source` that it scores; None for all.
     names: of its rewards as far as the configuration tells.
+    may_fail: whether its rewards are missing where it fails. Else the run ends.
     """
 
     name: str
@@ -49,6 +55,7 @@ class RewardFunction:
     sources: frozenset[str] | None
     names: Sequence[str]
     is_task: bool = False
+    may_fail: bool = False
 
     def scores(self, data_source: str) -> bool:
         return self.sources is None or data_source in self.sources
@@ -57,6 +64,18 @@ class RewardFunction:
         """Return {name: value} for a row, of which `row` has all that a function may take."""
         call = functools.partial(self.function, **self._arguments(row))
         return self.named(await run(self.name, call))
+
+    async def rewards_or_none(
+        self, run: Run, row: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the rewards of a row, and whether the function failed."""
+        try:
+            return await self.rewards(run, row), False
+        except Exception:
+            if not self.may_fail:
+                raise
+            logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
+            return dict.fromkeys(self.names), True
 
     def _arguments(self, row: Mapping[str, Any]) -> dict[str, Any]:
         if self.is_task:
@@ -71,7 +90,7 @@ class RewardFunction:
     def named(self, result: Result) -> dict[str, Any]:
         """Return what the function returned, under the names that it has in the run.
 
-        >>> RewardFunction("judge", max, {}, None, ()).named({"clear": 1.0, "why": "short"})
+        >>> ListedFunction("judge", max, {}, None, ()).named({"clear": 1.0, "why": "short"})
         {'judge__clear': 1.0, 'judge__why': 'short'}
 
         Raises:
@@ -97,7 +116,7 @@ def has_functions(config: Any) -> bool:
     return bool(OmegaConf.select(config, KEY))
 
 
-def reward_functions(config: Any) -> list[RewardFunction]:
+def reward_functions(config: Any) -> list[ListedFunction]:
     """Load the functions of the list.
 
     Raises:
@@ -107,7 +126,7 @@ def reward_functions(config: Any) -> list[RewardFunction]:
     return [_function(name, entry or {}) for name, entry in entries.items()]
 
 
-def _function(name: str, entry: Mapping[str, Any]) -> RewardFunction:
+def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
     where = f"{KEY}.{name}"
     check_name(name)
     check_entry(where, entry)
@@ -120,10 +139,11 @@ def _function(name: str, entry: Mapping[str, Any]) -> RewardFunction:
         function, is_task = _load(where, entry["path"], entry.get("name", "compute_score")), False
         _check_signature(where, function, options)
     sources = entry.get("sources")
-    return RewardFunction(
+    return ListedFunction(
         *(name, function, options, None if sources is None else frozenset(sources)),
         names=[*weights_of_entry(name, entry)],
         is_task=is_task,
+        may_fail=entry.get("on_error") == "missing",
     )
 
 
@@ -139,6 +159,8 @@ def check_entry(where: str, entry: Mapping[str, Any]) -> None:
             f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "
             "the run. Leave the key out"
         )
+    if (on_error := entry.get("on_error", "stop")) not in ON_ERROR:
+        raise ValueError(f"{where}.on_error={on_error}: expected one of {', '.join(ON_ERROR)}")
     if isinstance(entry.get("sources"), str):
         raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")
 
@@ -186,11 +208,12 @@ def _check_signature(where: str, function: Callable[..., Any], options: Mapping[
 
 
 async def score_with(
-    listed: Sequence[RewardFunction], run: Run, row: Mapping[str, Any]
+    listed: Sequence[ListedFunction], run: Run, row: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the rewards of a row by all functions of its data source, which run side by side.
 
-    A reward that another source alone has is None.
+    A reward that another source alone has is None. Of functions that may fail, it also has notes
+    which of them did.
 
     Raises:
         ValueError: two functions return one name, or none scores the source.
@@ -202,13 +225,15 @@ async def score_with(
     rewards: dict[str, Any] = {
         name: None for each in listed if not each.scores(source) for name in each.names
     }
-    for each, named in zip(
-        own, await asyncio.gather(*(each.rewards(run, row) for each in own)), strict=True
-    ):
+    results = await asyncio.gather(*(each.rewards_or_none(run, row) for each in own))
+    failed = {f"{FAILED}{each.name}": 0.0 for each in listed if each.may_fail}
+    for each, (named, has_failed) in zip(own, results, strict=True):
+        if each.may_fail:
+            failed[f"{FAILED}{each.name}"] = float(has_failed)
         if twice := sorted(named.keys() & rewards.keys()):
             raise ValueError(f"{KEY}.{each.name}: another function returns {twice} too; rename it")
         rewards |= named
-    return rewards
+    return {**rewards, NOTES_KEY: failed} if failed else rewards
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -221,6 +246,16 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(weight, Mapping) or is_schedule:
         return {name: {"weight": weight} if is_schedule else weight}
     return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
+
+
+def may_fail(config: Any) -> dict[str, list[str]]:
+    """Return {function: its rewards} of those with `on_error: missing`."""
+    entries = plain(OmegaConf.select(config, KEY)) or {}
+    return {
+        name: [*weights_of_entry(name, entry)]
+        for name, entry in entries.items()
+        if (entry or {}).get("on_error") == "missing"
+    }
 
 
 def algorithm_of(config: Any) -> Any:
