@@ -42,6 +42,16 @@ def wrong_sum(solution_str):
 def none(solution_str):
     return None
 
+running = {"limited": 0, "free": 0}
+most = dict(running)
+
+async def counts(solution_str, kind):
+    running[kind] += 1
+    most[kind] = max(most[kind], running[kind])
+    await asyncio.sleep(0.01)
+    running[kind] -= 1
+    return 1.0
+
 def fails(solution_str):
     raise KeyError("a bug")
 
@@ -284,3 +294,31 @@ def test_a_missing_reward_must_not_count_as_a_low_one(file, algorithm, message):
     config = config_of(entries, **algorithm)
     with pytest.raises(ValueError, match=message) if message else nullcontext():
         settings_of_run(config)
+
+
+def test_limits_hold_for_the_functions_that_ask(file):
+    entry = {"path": file, "name": "counts"}
+    kinds = {"free": {**entry, "kind": "free"}, "x": {**entry, "kind": "limited", "limited": True}}
+    config = config_of(kinds)
+    config.reward.max_concurrent = 2
+    manager = GdpoRewardManager(config, Tokenizer(), None)
+
+    async def all_of_them(manager):
+        rows = [row_of("r", "42", "s") for _ in range(6)]
+        await asyncio.gather(*map(manager.run_single, rows))
+
+    manager.loop.run_until_complete(all_of_them(manager))
+    names = manager.functions[0].function.__globals__
+    assert names["most"] == {"free": 6, "limited": 2}
+    # they hold for a function alone too
+    config = config_of(None)
+    config.reward.custom_reward_function.path = file
+    config.reward.max_concurrent = 3
+    names["most"]["free"] = 0
+
+    async def alone(solution_str, **_):
+        return await names["counts"](solution_str, "free")
+
+    manager = GdpoRewardManager(config, Tokenizer(), alone)
+    manager.loop.run_until_complete(all_of_them(manager))
+    assert names["most"]["free"] == 3

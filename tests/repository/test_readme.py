@@ -18,7 +18,7 @@ from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.algorithm.read_settings import DIALECTS, SETTING_KEYS, read_settings
 from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.variants import VARIANTS
-from verl_gdpo.hooks.configuration import LIMITS
+from verl_gdpo.hooks.limits import KEYS as LIMITS
 
 LINKS = [
     (page, target, anchor)

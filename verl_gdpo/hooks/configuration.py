@@ -12,14 +12,17 @@ from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.hooks.reward_functions import KEY as FUNCTIONS
-from verl_gdpo.hooks.reward_functions import algorithm_of, has_functions, may_fail
+from verl_gdpo.hooks.reward_functions import (
+    algorithm_of,
+    has_functions,
+    may_fail,
+)
 
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
     "which leaves no place for a penalty on their sum. Set it to False and use "
     "actor_rollout_ref.actor.use_kl_loss=True"
 )
-LIMITS = ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")
 
 
 def settings_of_run(
@@ -199,18 +202,6 @@ def has_own_scorer(config: Any) -> bool:
 def has_gdpo(config: Any) -> bool:
     """Return whether the estimator or the reward manager is named gdpo."""
     return config.algorithm.adv_estimator == "gdpo" or uses_gdpo_manager(config)
-
-
-def refuse_limits(config: Any) -> None:
-    """Raise ValueError for limits that verl's manager `rate_limited` reads, and ours does not."""
-    limits = [f"reward.{k}={v}" for k, v in config.reward.items() if k in LIMITS and v is not None]
-    if limits and uses_gdpo_manager(config):
-        raise ValueError(
-            f"{', '.join(limits)}: only verl's reward manager rate_limited reads this. Leave it "
-            "out, and let your async reward function wait for an asyncio.Semaphore, of which each "
-            "reward worker has its own, and call asyncio.wait_for. Or train with "
-            "algorithm.adv_estimator=grpo reward.reward_manager.name=rate_limited"
-        )
 
 
 def _refuse_service(config: Any, sources: Iterable[str]) -> None:

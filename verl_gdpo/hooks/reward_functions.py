@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 KEY = "reward.reward_functions"
 # all others are options
-RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "required")
+RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "required")
 ON_ERROR = ("stop", "missing")
 JOINT = "__"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
@@ -36,7 +36,7 @@ ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward mo
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
 
 Result = Any  # of a function: a number, None, or {name: value}
-Run = Callable[[str, functools.partial[Result]], Awaitable[Result]]  # (function's name, call)
+Run = Callable[["ListedFunction", functools.partial[Result]], Awaitable[Result]]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class ListedFunction:
     sources: the values of `data_source` that it scores; None for all.
     names: of its rewards as far as the configuration tells.
     may_fail: whether its rewards are missing where it fails. Else the run ends.
+    is_limited: whether the limits of requests hold for it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ListedFunction:
     names: Sequence[str]
     is_task: bool = False
     may_fail: bool = False
+    is_limited: bool = False
 
     def scores(self, data_source: str) -> bool:
         return self.sources is None or data_source in self.sources
@@ -63,7 +65,7 @@ class ListedFunction:
     async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: value} for a row, of which `row` has all that a function may take."""
         call = functools.partial(self.function, **self._arguments(row))
-        return self.named(await run(self.name, call))
+        return self.named(await run(self, call))
 
     async def rewards_or_none(
         self, run: Run, row: Mapping[str, Any]
@@ -144,6 +146,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         names=[*weights_of_entry(name, entry)],
         is_task=is_task,
         may_fail=entry.get("on_error") == "missing",
+        is_limited=bool(entry.get("limited", False)),
     )
 
 
@@ -256,6 +259,12 @@ def may_fail(config: Any) -> dict[str, list[str]]:
         for name, entry in entries.items()
         if (entry or {}).get("on_error") == "missing"
     }
+
+
+def limited_functions(config: Any) -> list[str]:
+    """Return the names of the functions for which the limits of requests hold."""
+    entries = plain(OmegaConf.select(config, KEY)) or {}
+    return [name for name, entry in entries.items() if (entry or {}).get("limited")]
 
 
 def algorithm_of(config: Any) -> Any:

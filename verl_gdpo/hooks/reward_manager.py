@@ -32,9 +32,15 @@ from verl_gdpo.algorithm.samples import (
     value_or_error,
 )
 from verl_gdpo.algorithm.zero import is_the_sum
-from verl_gdpo.hooks.configuration import has_own_scorer, refuse_limits, row_names
+from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.gates import raise_refusals
-from verl_gdpo.hooks.reward_functions import algorithm_of, reward_functions, score_with
+from verl_gdpo.hooks.limits import Limiter, check_limits, limits_of
+from verl_gdpo.hooks.reward_functions import (
+    ListedFunction,
+    algorithm_of,
+    reward_functions,
+    score_with,
+)
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
@@ -85,11 +91,13 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         reward_model_tokenizer: Any = None,
     ) -> None:
         raise_refusals()
-        refuse_limits(config)
+        check_limits(config)
         super().__init__(config, tokenizer, compute_score)
         self.settings = read_settings(algorithm_of(config))
         self.is_custom = has_own_scorer(config)
         self.functions = reward_functions(config)
+        limits = limits_of(config)
+        self.limiter = Limiter(limits) if limits else None
         self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
         self.slow_scoring = SlowScoring()
@@ -172,7 +180,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 run = functools.partial(self._run_listed, label_of(fields))
                 return await score_with(self.functions, run, row_of_verl)
             score = functools.partial(self.compute_score, **row_of_verl)
-        result = await self._run(label_of(fields), self._pool(task), score)
+        run = functools.partial(self._run, label_of(fields), self._pool(task), score)
+        result = await (run() if task or not self.limiter else self.limiter.call(run))
         return {**result, NOTES_KEY: notes.numbers()} if notes else result
 
     async def _run(self, label: str, pool: Executor, score: functools.partial[Any]) -> Any:
@@ -182,12 +191,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             result = await in_own_task(self._awaited(label, result))
         return result
 
-    async def _run_listed(self, label: str, name: str, score: functools.partial[Any]) -> Any:
+    async def _run_listed(
+        self, label: str, function: ListedFunction, score: functools.partial[Any]
+    ) -> Any:
         """Call a function of the list; no two of them share threads."""
-        key = f"function {name}"
+        key = f"function {function.name}"
         if key not in self._pools:
             self._pools[key] = self.make_threads(None)
-        return await self._run(f"{label}, {key}", self._pools[key], score)
+        run = functools.partial(self._run, f"{label}, {key}", self._pools[key], score)
+        return await (self.limiter.call(run) if self.limiter and function.is_limited else run())
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
