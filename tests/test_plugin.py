@@ -136,7 +136,7 @@ SUBCLASS = """lambda: type(
     [
         pytest.param(
             *("0.8.0", "", MANAGER + SUBCLASS),
-            "verl 0.8.0 is not supported; supported: verl>=0.9",
+            "verl 0.8.0 is not supported (verl 0.8.0; supported: verl>=0.9",
             marks=pytest.mark.slow,
         ),
         (

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.configuration import row_names, settings_of_run
+from verl_gdpo.hooks.configuration import has_gdpo, row_names, settings_of_run
 from verl_gdpo.tools.compose import composed
 
 
@@ -103,6 +103,14 @@ def test_where_a_partial_mapping_is_nobodys_mistake():
     verls_keys = run(None)
     verls_keys.algorithm.gdpo_reward_keys = ["format"]
     assert settings_of_run(verls_keys, ["rlla"]).names == ["format"]
+
+
+def test_gdpo_is_in_use_by_the_estimator_or_the_manager():
+    names = [("gdpo", "gdpo"), ("gdpo", "naive"), ("grpo", "gdpo"), ("grpo", "naive")]
+    configs = [run(None, manager=manager) for _, manager in names]
+    for config, (estimator, _) in zip(configs, names, strict=True):
+        config.algorithm.adv_estimator = estimator
+    assert [has_gdpo(config) for config in configs] == [True, True, True, False]
 
 
 def test_a_service_that_nothing_asks_is_refused():

@@ -29,7 +29,7 @@ from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.hooks.legacy import leave_out_none
 from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
-from verl_gdpo.hooks.step import current_step
+from verl_gdpo.hooks.step import current_step, fitting
 from verl_gdpo.plugin import refusals
 from verl_gdpo.run.dump_reader import read_dump
 
@@ -452,6 +452,42 @@ def test_verls_functions_get_what_they_were_called_with():
         ((*columns, 7), {"seed": 3}),
         ((*columns, 8), {"seed": 4}),
     ]
+
+
+class AsyncTrainer(ray_trainer.RayPPOTrainer):
+    """As verl's FullyAsyncTrainer: its own constructor and `fit`, and no `_create_dataloader`."""
+
+    def __init__(self, config, role, *, kind):
+        self.config, self.made = config, (role, kind)
+
+    async def fit(self):
+        self.fits_in = fitting.get()
+
+    def _get_gen_batch(self, batch):
+        return batch
+
+    def _shutdown_dump_executor(self):
+        self.dumps_are_written = True
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "rloo"])
+def test_an_asynchronous_trainer_is_extended_when_it_is_made(estimator):
+    is_ours = estimator == "gdpo"
+    manager = f"reward.reward_manager.name={'gdpo' if is_ours else 'naive'}"
+    config = verl_config(f"algorithm.adv_estimator={estimator}", manager)
+    trainer = object.__new__(AsyncTrainer)
+    legacy.construct_trainer(AsyncTrainer.__init__, trainer, config, "actor", kind="async")
+    assert (trainer.config, trainer.made) == (config, ("actor", "async"))
+    record = record_of(trainer)
+    assert (record is not None) == is_ours
+    assert legacy.extend(trainer, config) is record  # once
+    asyncio.run(legacy.fit_trainer(AsyncTrainer.fit, trainer))
+    assert trainer.fits_in is (trainer if is_ours else None)
+    assert hasattr(trainer, "dumps_are_written") == is_ours
+    trainer.global_steps = 3
+    rows = DataProto.from_dict(tensors={"x": torch.zeros(2)})
+    steps = trainer._get_gen_batch(rows).non_tensor_batch.get("global_steps")
+    assert (None if steps is None else steps.tolist()) == ([3, 3] if is_ours else None)
 
 
 def test_a_trainer_that_has_a_dump_executor_keeps_it():

@@ -174,7 +174,8 @@ def test_gdpo_trains(trained):
 def test_resumed_and_stopped(checkout, trained):
     """SIGTERM while training, of a start that goes on with the latest run."""
     run, _ = trained
-    process = start(checkout, "trainer.total_training_steps=500", "--resume", mark="resumed")
+    more = ("trainer.total_training_steps=500", "--allow-change", "trainer.total_training_steps")
+    process = start(checkout, *more, "--resume", mark="resumed")
     output = stop_at("step    5", process, signal.SIGTERM, exit_code=143, mark="resumed")
     assert list((checkout / "runs").iterdir()) == [run]
     assert re.findall(r"step +(\d+)  ", output) == ["3", "4", "5"]  # of the first, its validation

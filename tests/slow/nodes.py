@@ -162,7 +162,7 @@ def test_nodes_with_another_package_are_named(assets, tmp_path, monkeypatch):
     other = tmp_path / "other"
     hidden = shutil.ignore_patterns("__pycache__", "recipes", "tool_rl_policy")
     shutil.copytree(verl_gdpo.__path__[0], other / "verl_gdpo", ignore=hidden)
-    with (other / "verl_gdpo" / "advantage" / "zero.py").open("a") as file:
+    with (other / "verl_gdpo" / "algorithm" / "zero.py").open("a") as file:
         file.write("# changed\n")
     monkeypatch.chdir(tmp_path)  # Ray's processes import from the driver's folder too
     with ray_nodes(ENVIRONMENT) as nodes:

@@ -124,5 +124,5 @@ def test_verl_0_9_0_until_the_scorer_raises_for_one_row(assets, tmp_path, verl_0
 def test_a_row_without_ground_truth_stops_the_run(assets, tmp_path):
     rows = f"data.train_files={assets}/no_ground_truth.parquet"
     run = run_verl(tmp_path, overrides(assets, rows, scorer=None))
-    check_error(run, r"data.train_files, row 11 \(data_source 'rlla'\): tool_rl ground_truth")
+    check_error(run, r"data.train_files, row 11 \(data_source 'rlla'\): tool_rl ground truth")
     assert not run.steps()
