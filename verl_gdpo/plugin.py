@@ -36,6 +36,7 @@ _WHEN_IMPORTED = {
         "RewardManagerBase.run_single(data)": "",
     },
     _AGENT_LOOP: {
+        "AgentLoopWorker._run_agent_loop(trajectory)": "agent_loop:run_and_note",
         "AgentLoopWorker._compute_score(outputs)": "agent_loop:compute_and_mark",
         "AgentLoopWorker._postprocess(inputs)": "agent_loop:postprocess_without_columns",
     },

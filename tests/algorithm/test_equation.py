@@ -635,3 +635,16 @@ def test_inference_tensors_are_taken():
     ratio = torch.ones_like(advantages, requires_grad=True)
     (ratio * advantages).sum().backward()
     assert torch.equal(ratio.grad, advantages)
+
+
+def test_sources_with_other_scales_under_one_name_count_alike():
+    """As gsm8k's correctness, 0 or 1, beside ToolRL's, -3 or 3, and a format in both."""
+    right, form = np.array([0.0, 1, 1, 0]), np.array([1.0, 1, 0, 0])
+    rewards = np.stack([np.concatenate([right, 6 * right - 3]), np.tile(form, 2)], axis=1)
+    groups = ["gsm8k"] * 4 + ["rlla"] * 4
+    gdpo = per_sample(rewards, groups)
+    np.testing.assert_allclose(gdpo[:4], gdpo[4:], atol=1e-3)
+    # one number for both sources: where the scale is small, correctness counts a sixth
+    grpo = per_sample(rewards / [[6.0, 1.0]], groups, **GRPO)
+    assert grpo[2] < 0 < grpo[0]  # a right answer without the format is pushed down
+    assert grpo[6] == pytest.approx(grpo[4], abs=1e-3)

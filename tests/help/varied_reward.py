@@ -3,6 +3,7 @@
 verl loads it through `reward.custom_reward_function.path`.
 """
 
+import asyncio
 import itertools
 
 from verl_gdpo.tasks.tool_rl import score as tool_rl
@@ -52,6 +53,26 @@ def nan_in_validation(data_source, solution_str, ground_truth, extra_info):
     if extra_info["split"] == "test":
         rewards["letters"] = float("nan")
     return rewards
+
+
+def letters_alone(solution_str):
+    return letters(solution_str)
+
+
+def service_fails(response):
+    return len(response) % 7 == 3
+
+
+async def service(solution_str, extra_info, log):
+    """Writes + when it is asked, and - at its end; fails for some responses."""
+    with open(log, "a") as file:
+        file.write("+")
+    await asyncio.sleep(0.02)
+    with open(log, "a") as file:
+        file.write("-")
+    if service_fails(solution_str):
+        raise ConnectionError("a service that is not there")
+    return {"digits": sum(map(str.isdigit, solution_str)), "when": str(extra_info["is_validation"])}
 
 
 def fails_for_one_row(data_source, solution_str, ground_truth, extra_info, index=30):

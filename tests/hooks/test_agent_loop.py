@@ -4,6 +4,7 @@ verl's own agent loop workers, replay buffer, trainers and functions run; see
 `agent_loop_worker.py` for the doubles.
 """
 
+import asyncio
 import functools
 import json
 from types import SimpleNamespace
@@ -423,3 +424,27 @@ def test_a_worker_asks_once_whether_its_run_has_gdpo(workers, monkeypatch):
     worker = SimpleNamespace(config=OmegaConf.create({"reward": {}}))  # without `algorithm`
     assert [agent_loop._is_for_us(worker) for _ in range(3)] == [False] * 3
     assert asked == [worker.config]
+
+
+def test_a_reward_function_knows_whether_this_is_validation():
+    """Sessions run side by side; what verl's `_compute_score` sees is no column afterwards."""
+    worker = SimpleNamespace(config=OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
+
+    async def compute(self, outputs):
+        await asyncio.sleep(0)
+        seen.append((len(outputs[-1].response_ids), dict(outputs[-1].extra_fields)))
+
+    async def session(self, sampling_params, trajectory, number):
+        output = made_output(number)
+        output.metrics.tool_calls = 0.5
+        await agent_loop.compute_and_mark(compute, self, [output])
+        assert not {"is_validation", "tool_seconds"} & output.extra_fields.keys()
+
+    async def both():
+        run = functools.partial(agent_loop.run_and_note, session, worker, {})
+        await asyncio.gather(*(run({"validate": bool(number)}, number=number) for number in (0, 1)))
+
+    seen = []
+    asyncio.run(both())
+    facts = {length: (of["is_validation"], of["tool_seconds"]) for length, of in seen}
+    assert facts == {2: (False, 0.5), 3: (True, 0.5)}

@@ -1,21 +1,13 @@
 """A mapping accounts for every reward of the task, and overrides mean the same everywhere."""
 
-import inspect
 import re
 import shlex
 
 import pytest
 from omegaconf import OmegaConf
-from verl.experimental.reward_loop.reward_manager import limited
 
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks.configuration import (
-    LIMITS,
-    has_gdpo,
-    refuse_limits,
-    row_names,
-    settings_of_run,
-)
+from verl_gdpo.hooks.configuration import has_gdpo, row_names, settings_of_run
 from verl_gdpo.tools.compose import composed
 
 
@@ -113,22 +105,6 @@ def test_where_a_partial_mapping_is_nobodys_mistake():
     assert settings_of_run(verls_keys, ["rlla"]).names == ["format"]
 
 
-@pytest.mark.parametrize("key", LIMITS)
-def test_a_limit_that_nothing_reads_is_refused(key):
-    config = run(None)
-    config.reward[key] = 0.5
-    with pytest.raises(ValueError, match=rf"^reward\.{key}=0.5: only verl's reward manager rate_"):
-        refuse_limits(config)
-    config.reward.reward_manager.name = "rate_limited"
-    refuse_limits(config)
-    # a manager of the user may read it
-    config.reward.reward_manager = {"source": "importlib", "name": "gdpo"}
-    refuse_limits(config)
-    config = run(None)
-    config.reward[key] = None
-    refuse_limits(config)
-
-
 def test_gdpo_is_in_use_by_the_estimator_or_the_manager():
     names = [("gdpo", "gdpo"), ("gdpo", "naive"), ("grpo", "gdpo"), ("grpo", "naive")]
     configs = [run(None, manager=manager) for _, manager in names]
@@ -143,12 +119,6 @@ def test_a_service_that_nothing_asks_is_refused():
     assert settings_of_run(config, ["rlla", "verls"])  # verl's scorers ask it
     with pytest.raises(ValueError, match=r"^reward\.sandbox_fusion\.url=http://h/run_code: verl-g"):
         settings_of_run(config, ["rlla", "verl_gdpo/coding"])
-
-
-def test_these_are_all_limits_that_verl_reads():
-    source = inspect.getsource(limited)
-    keys = re.findall(r'(?:rm_cfg|config\.reward)\.get\("(\w+)"', source)
-    assert {*keys} == {*LIMITS}
 
 
 MIXED = ["rlla", "verl_gdpo/gsm8k", "verl_gdpo/coding"]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from added_task import add_task
 from omegaconf import OmegaConf
+from reward_rows import GOLD, Tokenizer, row_of
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopMetrics,
@@ -33,16 +34,6 @@ from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.scorer_calls import SlowScoring
 from verl_gdpo.tasks import TASKS
-
-GOLD = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
-
-
-class Tokenizer:
-    """One token a character; id 0 is special."""
-
-    def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
-        return "".join(chr(i) for i in ids.tolist() if i)
 
 
 @pytest.fixture(autouse=True)
@@ -85,26 +76,6 @@ def verls_default(data_source, solution_str, ground_truth, extra_info):
 def score(manager, response, ground_truth=GOLD, data_source="rlla", **fields):
     row = row_of(response, ground_truth, data_source, **fields)
     return manager.loop.run_until_complete(manager.run_single(row))
-
-
-def row_of(response, ground_truth=GOLD, data_source="rlla", **fields):
-    ids = [ord(c) for c in response] + [0]  # the end-of-turn token counts
-    return DataProto.from_dict(
-        tensors={
-            "responses": torch.tensor([[*ids, 7, 7]]),
-            "attention_mask": torch.tensor([[0, 1, 1] + [1] * len(ids) + [0, 0]]),
-        },
-        non_tensors={
-            key: np.array([value], dtype=object)
-            for key, value in {
-                "uid": "u-1",
-                "data_source": data_source,
-                "reward_model": {"ground_truth": ground_truth, "style": "rule"},
-                "extra_info": {"index": 17},
-                **fields,
-            }.items()
-        },
-    )
 
 
 def test_our_scorer_is_chosen_by_data_source():
@@ -281,6 +252,7 @@ def test_a_custom_function_comes_first_and_gets_what_verl_gives_it(fields, given
     }
     assert all(type(value) is float for value in result["reward_extra_info"].values())
     ours = {"response": "hello", "experiment_name": "qwen-run", "response_tokens": 6}
+    ours |= {"tool_seconds": 0.0, "is_validation": False}
     assert seen == {**given, **ours}
 
 
@@ -544,6 +516,7 @@ def score_session(manager, outputs):
     """verl's agent loop worker hands a session of [(prompt, response), ...] to `manager`."""
     worker = object.__new__(AgentLoopWorker)
     worker.processor = worker.mm_processor_kwargs = None
+    worker.config = OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}})
     handle = SimpleNamespace(compute_score=SimpleNamespace(remote=manager.run_single))
     worker.reward_loop_worker_handles = [handle]
     session = [
@@ -551,12 +524,13 @@ def score_session(manager, outputs):
             prompt_ids=[ord(c) for c in prompt],
             response_ids=[ord(c) for c in response],
             response_mask=[1] * len(response),
-            metrics=AgentLoopMetrics(),
+            metrics=AgentLoopMetrics(tool_calls=1.5),
         )
         for prompt, response in outputs
     ]
     row = {"uid": "u-1", "data_source": "d", "reward_model": {"ground_truth": "done"}}
     manager.loop.run_until_complete(worker._compute_score(session, row))
+    assert [*session[-1].extra_fields] == ["reward_extra_info"]  # each is a column of the batch
     return session[-1].extra_fields["reward_extra_info"]
 
 
@@ -564,14 +538,15 @@ def test_the_last_output_of_a_session_is_scored_without_the_padding_of_the_other
     seen = []
 
     def scorer(data_source, solution_str, ground_truth, extra_info):
-        seen.append((solution_str, extra_info["response_tokens"]))
+        seen.append((solution_str, extra_info["response_tokens"], extra_info["tool_seconds"]))
         return {"right": float(solution_str == ground_truth)}
 
     longer = ("a prompt of many tokens", "an answer of many tokens")
     for outputs in ([longer, ("short", "done")], [("p", "x"), ("a longer prompt", "done")]):
         assert score_session(manager(scorer), outputs)["right"] == 1.0
     assert score_session(manager(scorer), [("done", "no"), longer])["right"] == 0.0
-    assert seen == [("done", 4), ("done", 4), (longer[1], len(longer[1]))]
+    # the seconds are those of all outputs
+    assert seen == [("done", 4, 3.0), ("done", 4, 3.0), (longer[1], len(longer[1]), 3.0)]
 
 
 # --- what counts when no reward is named ---------------------------------------------------------

@@ -9,12 +9,16 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import two_outputs
 from rollout_check import BATCH, GRPO, SAMPLES, check_advantages, check_rollouts
 from small_trainings import REWARD_FILE, check_error, overrides
 from start_verl import run_verl
-from varied_reward import PATTERNS
+from varied_reward import PATTERNS, letters_alone, service_fails
+
+from verl_gdpo.tasks.lengths import smooth
+from verl_gdpo.tasks.tool_rl import score as tool_rl
 
 
 def test_colocate_async_trains_until_a_reward_is_no_number(assets, tmp_path):
@@ -116,6 +120,55 @@ def test_verl_0_9_0_until_the_scorer_raises_for_one_row(assets, tmp_path, verl_0
     check_error(run, r"extra_info.index 20: KeyError: 'a bug in the scorer' \[.*reward.py:\d+\]")
     check_filtered(run, {"tied", "ordinary", "stairs"})
     assert len(run.steps()) < 5  # validation, and what the rows before allow
+
+
+# --- a list of reward functions ------------------------------------------------------------------
+
+
+def test_functions_from_three_places_of_which_one_is_a_service(assets, tmp_path):
+    """A task, a package and a file; the service has limits, and is missing where it fails."""
+    log = tmp_path / "service.log"
+    entries = {
+        "tool": {"task": "tool_rl"},
+        "letters": {"path": REWARD_FILE, "name": "letters_alone"},
+        "brief": {"path": "pkg://verl_gdpo.tasks.lengths", "name": "smooth", "limit": 8},
+        "service": {
+            **{"path": REWARD_FILE, "name": "service", "log": log, "weight": "{digits: 1.0}"},
+            **{"limited": True, "on_error": "missing"},
+        },
+    }
+    entries["tool"]["weight"] = "{format: 1.0, correctness: 1.0}"
+    listed = [
+        f"+reward.reward_functions.{name}.{key}={value}"
+        for name, entry in entries.items()
+        for key, value in entry.items()
+    ]
+    limits = ("+reward.max_concurrent=2", "++algorithm.gdpo.max_failed=0.6", "reward.num_workers=3")
+    steps = ("trainer.total_training_steps=2", "trainer.val_before_train=True")
+    run = run_verl(tmp_path, overrides(assets, *listed, *limits, *steps, scorer=None))
+    assert run.exit_code == 0, run.last_lines()
+    failed = 0
+    for step in (1, 2):
+        rows = [row for row in run.dump(step) if not row["is_padding"]]
+        present = [[True] * 4 + [not service_fails(row["output"])] for row in rows]
+        rewards = []
+        for row, (*_, is_there) in zip(rows, present, strict=True):
+            text, length = row["output"], row["response_tokens"]
+            named = {f"tool__{k}": v for k, v in tool_rl.score(text, row["gts"]).items()}
+            named |= {"letters": letters_alone(text)}
+            named |= {"brief": smooth({"response_tokens": length}, 8)}
+            digits = sum(map(str.isdigit, text)) if is_there else None
+            rewards.append([*named.values(), digits or 0.0])
+            named["service__digits"] = digits
+            when = {"service__when": "False"} if is_there else {}
+            assert row["rewards"] == pytest.approx({**named, **when})
+        check_advantages(rows, rewards, present=present)
+        share = np.mean([not there[-1] for there in present])
+        assert run.steps()[step]["gdpo/scoring/failed_service"] == pytest.approx(share)
+        failed += share
+    assert 0 < failed < 1.2
+    at_once = np.cumsum([1 if sign == "+" else -1 for sign in log.read_text()])
+    assert at_once.max() == 2 and at_once[-1] == 0
 
 
 # --- nothing is trained; faults.py has more such runs ---------------------------------------------

@@ -21,6 +21,7 @@ import numpy.typing as npt
 ERROR_KEY = "gdpo_error"
 # key there that holds what a scorer notes of its own work, {name: number}; it is logged, no reward
 NOTES_KEY = "gdpo_notes"
+FAILED = "failed_"  # how a note begins that a function of the list could not score the sample
 # key there that holds the score that an agent loop set itself; verl then asks no reward manager
 AGENT_SCORE_KEY = "gdpo_own_score"
 SCORER = "the scorer returned"  # how messages begin that continue with what it returned

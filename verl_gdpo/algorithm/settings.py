@@ -209,6 +209,9 @@ class GdpoSettings(Options):
     )
     """the options of another implementation; see [variants.md](variants.md#dialects)"""
 
+    max_failed: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """the run ends if a function with `on_error: missing` fails for a larger share of a step"""
+
     # {reward: (lowest, highest)}, also those that scorers declare
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     # with the rewards that are left out

@@ -11,13 +11,18 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_sett
 from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
+from verl_gdpo.hooks.reward_functions import KEY as FUNCTIONS
+from verl_gdpo.hooks.reward_functions import (
+    algorithm_of,
+    has_functions,
+    may_fail,
+)
 
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
     "which leaves no place for a penalty on their sum. Set it to False and use "
     "actor_rollout_ref.actor.use_kl_loss=True"
 )
-LIMITS = ("max_concurrent", "max_rpm", "max_tpm", "estimated_tokens_per_request", "timeout")
 
 
 def settings_of_run(
@@ -51,7 +56,7 @@ def settings_of_run(
         return None
     ours, options = _our_scorers(config, sources)
     declared = scorers_bounds(config, sources) if has_manager else {}
-    settings = read_settings(config.algorithm, declared)
+    settings = read_settings(algorithm_of(config), declared)
     for mistake in _mistakes(config, settings, uses_estimator):
         raise ValueError(mistake)
     if options and uses_gdpo_manager(config):  # another manager may read them
@@ -100,7 +105,7 @@ def row_names(settings: GdpoSettings, data_source: str) -> RowNames:
 
 def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
     """Return the data sources whose rows our scorers score, and the options of the scorers."""
-    is_custom = config.reward.custom_reward_function.path is not None
+    is_custom = has_own_scorer(config)
     asked = rewards.TASK_BY_SOURCE if sources is None else sources
     options = plain(config.reward.get("reward_kwargs")) or {}
     return [] if is_custom else sorted({*asked} & {*rewards.TASK_BY_SOURCE}), options
@@ -108,7 +113,7 @@ def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str],
 
 def _our_scorers_alone(config: Any) -> bool:
     """Whether nothing of the user's own returns rewards, as far as the configuration tells."""
-    has_function = config.reward.custom_reward_function.path is not None
+    has_function = has_own_scorer(config)
     loops = OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_config_path")
     return uses_gdpo_manager(config) and not has_function and loops is None
 
@@ -188,21 +193,15 @@ def uses_gdpo_manager(config: Any) -> bool:
     return bool(manager.source == "register" and manager.name == "gdpo")
 
 
+def has_own_scorer(config: Any) -> bool:
+    """Return whether functions of the user's score the rows."""
+    path = OmegaConf.select(config, "reward.custom_reward_function.path")
+    return path is not None or has_functions(config)
+
+
 def has_gdpo(config: Any) -> bool:
     """Return whether the estimator or the reward manager is named gdpo."""
     return config.algorithm.adv_estimator == "gdpo" or uses_gdpo_manager(config)
-
-
-def refuse_limits(config: Any) -> None:
-    """Raise ValueError for limits that verl's manager `rate_limited` reads, and ours does not."""
-    limits = [f"reward.{k}={v}" for k, v in config.reward.items() if k in LIMITS and v is not None]
-    if limits and uses_gdpo_manager(config):
-        raise ValueError(
-            f"{', '.join(limits)}: only verl's reward manager rate_limited reads this. Leave it "
-            "out, and let your async reward function wait for an asyncio.Semaphore, of which each "
-            "reward worker has its own, and call asyncio.wait_for. Or train with "
-            "algorithm.adv_estimator=grpo reward.reward_manager.name=rate_limited"
-        )
 
 
 def _refuse_service(config: Any, sources: Iterable[str]) -> None:
@@ -255,8 +254,29 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
             "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
             "a weight another schedule, or end the run before with trainer.total_training_steps"
         )
-    if options and function.path is not None and uses_gdpo_manager(config):
+    if has_functions(config) and function.path is not None:
+        moved = f"+{FUNCTIONS}.NAME.path={function.path} +{FUNCTIONS}.NAME.name={function.name}"
         yield (
-            f"reward.reward_kwargs={options}: with reward.custom_reward_function.path set, nothing "
-            "reads them. Options of your function go to reward.custom_reward_function.reward_kwargs"
+            f"reward.custom_reward_function.path={function.path} beside {FUNCTIONS}: one of them "
+            f"would not be called. Move it into the list: {moved}"
+        )
+    conditions = {term.when.reward for term in settings.terms.values() if term.when}
+    for name, returned in may_fail(config).items():
+        is_summed = not uses_estimator or settings.group_norm == "summed"
+        if is_summed or conditions & {*returned}:
+            why = "a condition asks for it" if not is_summed else "the rewards are summed first"
+            yield (
+                f"{FUNCTIONS}.{name}.on_error=missing: {why}, so a sample without this reward "
+                "would count as a bad one. Set on_error=stop"
+            )
+    if has_functions(config) and not uses_gdpo_manager(config):
+        yield (
+            f"{FUNCTIONS} with reward.reward_manager.name={config.reward.reward_manager.name}: "
+            "only the manager gdpo reads the list. Set reward.reward_manager.name=gdpo"
+        )
+    if options and has_own_scorer(config) and uses_gdpo_manager(config):
+        yield (
+            f"reward.reward_kwargs={options}: with reward functions of your own, nothing reads "
+            "them. Options of your function go to reward.custom_reward_function.reward_kwargs, or "
+            f"to its entry in {FUNCTIONS}"
         )

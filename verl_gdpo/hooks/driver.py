@@ -30,9 +30,10 @@ from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.hooks import attention
 from verl_gdpo.hooks.before_training import probing, training_sources
-from verl_gdpo.hooks.configuration import has_gdpo, refuse_limits, settings_of_run
+from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run, uses_gdpo_manager
 from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
 from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo
+from verl_gdpo.hooks.limits import check_limits
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.run import checkpoints, end_conditions, resume, starts
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir
@@ -55,7 +56,8 @@ def check_and_run(
     sources = training_sources(config) if has_gdpo(config) else None
     is_ours = settings_of_run(config, sources) is not None
     if is_ours:
-        refuse_limits(config)
+        if uses_gdpo_manager(config):
+            check_limits(config)
         if end_conditions.KEY in config.trainer:
             end_conditions.floor_seconds(config.trainer[end_conditions.KEY])
     composed = deepcopy(config)

@@ -33,8 +33,15 @@ from verl_gdpo.algorithm.samples import (
     value_or_error,
 )
 from verl_gdpo.algorithm.zero import is_the_sum
-from verl_gdpo.hooks.configuration import refuse_limits, row_names
+from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.gates import raise_refusals
+from verl_gdpo.hooks.limits import Limiter, check_limits, limits_of
+from verl_gdpo.hooks.reward_functions import (
+    ListedFunction,
+    algorithm_of,
+    reward_functions,
+    score_with,
+)
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
@@ -58,7 +65,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     """Decodes a response once, scores it, and returns named, finite Python floats.
 
     The scorer is the first of these that exists:
-    1. the function of `reward.custom_reward_function.path`;
+    1. the function of `reward.custom_reward_function.path`, or the list `reward.reward_functions`;
     2. our scorer for the row's `data_source`, with the options of `reward.reward_kwargs`;
     3. verl's default scorer.
 
@@ -85,10 +92,13 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         reward_model_tokenizer: Any = None,
     ) -> None:
         raise_refusals()
-        refuse_limits(config)
+        check_limits(config)
         super().__init__(config, tokenizer, compute_score)
-        self.settings = read_settings(config.algorithm)
-        self.is_custom = config.reward.custom_reward_function.path is not None
+        self.settings = read_settings(algorithm_of(config))
+        self.is_custom = has_own_scorer(config)
+        self.functions = reward_functions(config)
+        limits = limits_of(config)
+        self.limiter = Limiter(limits) if limits else None
         self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
         self._told: set[str] = set()  # names of which the log speaks
@@ -161,25 +171,43 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 **({"notes": notes} if notes else {}),
             )
         else:
-            score = functools.partial(
-                self.compute_score,
-                data_source=data_source,
-                solution_str=response,
-                ground_truth=ground_truth,
-                extra_info=self._extra_info(fields, length),
+            row_of_verl = {
+                "data_source": data_source,
+                "solution_str": response,
+                "ground_truth": ground_truth,
+                "extra_info": self._extra_info(fields, length),
                 **self.router_kwargs,
-            )
-        label = label_of(fields)
+            }
+            if self.functions:
+                run = functools.partial(self._run_listed, label_of(fields))
+                return await score_with(self.functions, run, row_of_verl)
+            score = functools.partial(self.compute_score, **row_of_verl)
+        run = functools.partial(self._run, label_of(fields), self._pool(task), score)
+        result = await (run() if task or not self.limiter else self.limiter.call(run))
+        return {**result, NOTES_KEY: notes.numbers()} if notes else result
+
+    async def _run(self, label: str, pool: Executor, score: functools.partial[Any]) -> Any:
         is_async = inspect.iscoroutinefunction(score.func)
-        pool = self._pool(task)
         result = score() if is_async else await self._in_thread(pool, self._watched, label, score)
         if inspect.isawaitable(result):
             result = await in_own_task(self._awaited(label, result))
-        return {**result, NOTES_KEY: notes.numbers()} if notes else result
+        return result
+
+    async def _run_listed(
+        self, label: str, function: ListedFunction, score: functools.partial[Any]
+    ) -> Any:
+        """Call a function of the list; no two of them share threads."""
+        key = f"function {function.name}"
+        if key not in self._pools:
+            self._pools[key] = self.make_threads(None)
+        run = functools.partial(self._run, f"{label}, {key}", self._pools[key], score)
+        return await (self.limiter.call(run) if self.limiter and function.is_limited else run())
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
         return {
+            "tool_seconds": 0.0,
+            "is_validation": False,
             **(fields.get("extra_info") or {}),
             **(fields.get("tool_extra_fields") or {}),
             "num_turns": fields.get("__num_turns__"),

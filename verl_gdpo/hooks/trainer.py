@@ -32,7 +32,7 @@ from verl_gdpo.hooks.before_training import (
     scored_rows,
     training_sources,
 )
-from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run
+from verl_gdpo.hooks.configuration import has_gdpo, has_own_scorer, settings_of_run
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
@@ -89,7 +89,7 @@ class TrainerRecord:
             ValueError: names the row whose ground truth cannot be read.
         """
         config = trainer.config
-        if not self.has_manager or config.reward.custom_reward_function.path is not None:
+        if not self.has_manager or has_own_scorer(config):
             return
         for key in ("train", "val"):
             rows = scored_rows(getattr(trainer, f"{key}_dataset"))

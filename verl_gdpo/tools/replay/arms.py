@@ -23,6 +23,7 @@ from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import EPS32, REPRODUCED, Bools, Floats, Ints
 from verl_gdpo.hooks.configuration import row_names, scorers_bounds, settings_of_run
+from verl_gdpo.hooks.reward_functions import algorithm_of
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
 from verl_gdpo.tools import RECIPES
@@ -112,7 +113,7 @@ def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
     config = load_config(path)
     try:
         declared = scorers_bounds(config, sources) if "reward" in config else {}
-        algorithm: Any = OmegaConf.to_container(config.algorithm, resolve=True)
+        algorithm: Any = OmegaConf.to_container(algorithm_of(config), resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error}") from None
     return Arm("run", algorithm, declared, config, sources)

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import is_number
 from verl_gdpo.algorithm.statistics import correlation, tied_pairs
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
+from verl_gdpo.hooks.configuration import has_own_scorer
 from verl_gdpo.run.dump_reader import Scorer, read_dump
 from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards
 from verl_gdpo.tools.replay.arms import COMPUTED, Arm, ReplayedStep, group_numbers
@@ -160,8 +160,7 @@ class Replay:
         """Whether the rewards are those of scorers of ours, as far as is known."""
         if self.scorer is not None:
             return self.scorer.is_task
-        path = "reward.custom_reward_function.path"
-        return self.own.run is None or OmegaConf.select(self.own.run, path) is None
+        return self.own.run is None or not has_own_scorer(self.own.run)
 
     def read(self, files: Iterable[Path]) -> "Replay":
         """Read the files; raise ValueError if the arms cannot be computed for one of them."""

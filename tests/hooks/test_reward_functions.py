@@ -1,0 +1,324 @@
+"""`reward.reward_functions`: several functions, as verl's reward worker calls them."""
+
+import asyncio
+import threading
+from contextlib import nullcontext
+
+import pytest
+from omegaconf import OmegaConf
+from reward_rows import Tokenizer, row_of
+
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RewardError
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.hooks.reward_functions import algorithm_of
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.hooks.step import AdvantageStep
+from verl_gdpo.tasks.lengths import smooth
+
+FILE = """
+import asyncio
+
+calls = []
+
+def length(solution_str, limit=10):
+    calls.append("length")
+    return float(len(solution_str) <= limit)
+
+async def judge(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    await asyncio.sleep(0)
+    return {"clear": 0.5, "kind": 1.0, "why": f"{data_source} {ground_truth} {sorted(kwargs)}"}
+
+def whole(solution_str):
+    return {"score": 1.5, "a": 1.0, "b": 0.5}
+
+def lone(solution_str):
+    return {"score": 1.5, "note": "text"}
+
+def wrong_sum(solution_str):
+    return {"score": 9.0, "a": 1.0}
+
+def none(solution_str):
+    return None
+
+running = {"limited": 0, "free": 0}
+most = dict(running)
+
+async def counts(solution_str, kind):
+    running[kind] += 1
+    most[kind] = max(most[kind], running[kind])
+    await asyncio.sleep(0.01)
+    running[kind] -= 1
+    return 1.0
+
+def fails(solution_str):
+    raise KeyError("a bug")
+
+def needs(solution_str, threshold):
+    return 0.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def event_loop():
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    loop.close()
+    asyncio.set_event_loop(None)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_rewards.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def config_of(entries, **algorithm):
+    return OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gdpo", **algorithm},
+            "reward": {
+                "custom_reward_function": {"path": None, "name": "compute_score"},
+                "reward_manager": {"source": "register", "name": "gdpo"},
+                "reward_model": {"enable": False},
+                "reward_functions": entries,
+            },
+            "actor_rollout_ref": {"rollout": {"n": 4}},
+            "trainer": {"experiment_name": "run"},
+            "transfer_queue": {"enable": False},
+        }
+    )
+
+
+def score(config, source="s"):
+    manager = GdpoRewardManager(config, Tokenizer(), None)
+    row = row_of("response", "42", source, global_steps=1)
+    return manager.loop.run_until_complete(manager.run_single(row))
+
+
+def test_numbers_and_dicts_of_functions_get_their_names(file):
+    entries = {
+        "short": {"path": file, "name": "length", "limit": 3},
+        "judge": {"path": file, "name": "judge", "extra": 1},
+        "whole": {"path": file, "name": "whole"},
+        "lone": {"path": file, "name": "lone"},
+        "none": {"path": file, "name": "none"},
+        "form": {"task": "tool_rl", "sources": ["rlla"]},
+    }
+    assert score(config_of(entries)) == {
+        "reward_score": 0.0 + 1.5 + 1.5 + 1.5,
+        "reward_extra_info": {
+            "form": None,
+            "short": 0.0,
+            "judge__clear": 0.5,
+            "judge__kind": 1.0,
+            "judge__why": "s 42 ['extra']",
+            "whole__a": 1.0,
+            "whole__b": 0.5,
+            "lone": 1.5,
+            "lone__note": "text",
+            "none": None,
+            "score": 4.5,
+        },
+    }
+
+
+def test_a_task_of_ours_is_a_function_too():
+    gold = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
+    config = config_of({"rlla": {"task": "tool_rl"}})
+    manager = GdpoRewardManager(config, Tokenizer(), None)
+    row = row_of(gold, gold, "anything")
+    result = manager.loop.run_until_complete(manager.run_single(row))
+    rewards = {"rlla__format": 1.0, "rlla__correctness": 3.0}
+    assert result["reward_extra_info"] == {**rewards, "score": 4.0}
+
+
+def test_functions_run_side_by_side(file, monkeypatch):
+    """Each waits for the other, so one after the other they would never end."""
+    both = threading.Barrier(2, timeout=20)
+    entries = {name: {"path": file, "name": "length"} for name in ("x", "y")}
+    manager = GdpoRewardManager(config_of(entries), Tokenizer(), None)
+    module = manager.functions[0].function.__globals__
+    assert module is manager.functions[1].function.__globals__  # a file is loaded once
+    monkeypatch.setitem(module, "len", lambda text: both.wait() + 1)
+    assert manager.loop.run_until_complete(manager.run_single(row_of("r", "42", "s")))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"x": {"name": "length"}}, "reward_functions.x: got .'name'.; expected either path="),
+        ({"x": {"path": "FILE", "task": "gsm8k"}}, "expected either path="),
+        ({"x": {"path": "gone.py"}}, "reward_functions.x.path=gone.py: Custom module file not"),
+        ({"x": {"path": "FILE", "name": "lenght"}}, "no such function; did you mean 'length'"),
+        (
+            {"x": {"path": "FILE", "name": "length", "limits": 3}},
+            r"takes no \['limits'\]; it takes",
+        ),
+        (
+            {"x": {"path": "FILE", "name": "needs"}},
+            r"asks for \['threshold'\], which nothing",
+        ),
+        ({"x": {"task": "gsm9k"}}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
+        ({"x": {"path": "FILE", "name": "length", "required": False}}, "is never 0 here"),
+        ({"x": {"path": "FILE", "name": "length", "sources": "s"}}, "expected a list, such as"),
+    ],
+)
+def test_what_a_list_refuses_when_it_is_loaded(file, entries, message):
+    named = {
+        name: {key: file if value == "FILE" else value for key, value in entry.items()}
+        for name, entry in entries.items()
+    }
+    with pytest.raises(ValueError, match=message):
+        GdpoRewardManager(config_of(named), Tokenizer(), None)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"x": {"name": "wrong_sum"}}, r"x: it returned score=9.0, which is not the sum of {'a'"),
+        ({"x": {"name": "fails"}}, r"KeyError: 'a bug' \[.*my_rewards.py:\d+\]"),
+        ({"x": {"name": "length", "sources": ["t"]}}, "no function scores rows of data_source 's'"),
+        (
+            {"w": {"name": "whole"}, "w__a": {"name": "length"}},
+            r"returns \['w__a'\] too; rename",
+        ),
+    ],
+)
+def test_a_function_that_fails_ends_the_run(file, entries, message):
+    config = config_of({name: {"path": file, **entry} for name, entry in entries.items()})
+    with pytest.raises(RuntimeError, match=message):
+        score(config)
+
+
+def test_weights_of_the_list_are_those_of_the_settings(file):
+    entries = {
+        "x": {"path": file, "name": "length", "weight": 2.0},
+        "w": {"path": file, "name": "whole", "weight": {"a": 1.0, "b": 3.0}},
+        "s": {"path": file, "name": "length", "weight": {0: 1.0, 50: 0.0}},
+        "y": {"path": file, "name": "lone"},
+    }
+    config = config_of(entries)
+    weights = {"x": 2.0, "w__a": 1.0, "w__b": 3.0, "s": {"weight": {0: 1.0, 50: 0.0}}, "y": 1.0}
+    expected = read_settings({"adv_estimator": "gdpo", "gdpo": {"rewards": weights}})
+    assert settings_of_run(config).rewards == expected.rewards
+    assert read_settings(algorithm_of(config)).rewards == expected.rewards
+    assert score(config)["reward_score"] == 2 * 1 + 1 * 1 + 3 * 0.5 + 0.98 * 1 + 1 * 1.5
+    same = config_of(entries, gdpo={"rewards": weights})
+    assert settings_of_run(same).rewards == expected.rewards
+    other = config_of(entries, gdpo={"rewards": {**weights, "x": 1.0}})
+    with pytest.raises(ValueError, match="both say what a reward weighs"):
+        settings_of_run(other)
+    without = config_of({"x": {"path": file, "name": "length"}})
+    assert settings_of_run(without).rewards is None
+
+
+def test_a_single_function_beside_the_list_is_refused(file):
+    config = config_of({"x": {"path": file, "name": "length"}})
+    config.reward.custom_reward_function.path = "mine.py"
+    moved = r"\+reward.reward_functions.NAME.path=mine.py \+reward.*NAME.name=compute_score"
+    with pytest.raises(ValueError, match=moved):
+        settings_of_run(config)
+    config.reward.custom_reward_function.path = None
+    config.reward.reward_manager.name = "naive"
+    with pytest.raises(ValueError, match="only the manager gdpo reads the list"):
+        settings_of_run(config)
+
+
+def test_rewards_of_length_and_time(file):
+    path = "pkg://verl_gdpo.tasks.lengths"
+    entries = {
+        "most": {"path": path, "name": "at_most", "limit": 9},  # the response has 9 tokens
+        "less": {"path": path, "name": "at_most", "limit": 8},
+        "smooth": {"path": path, "name": "smooth", "limit": 9},
+        "over": {"path": path, "name": "overlong", "limit": 10, "buffer": 4},
+        "quick": {"path": path, "name": "quick", "seconds": 2},
+    }
+    fast = {"most": 1.0, "less": 0.0, "smooth": 0.5, "over": 0.25, "quick": 1.0}
+    assert score(config_of(entries))["reward_extra_info"] == {**fast, "score": 2.75}
+    manager = GdpoRewardManager(config_of(entries), Tokenizer(), None)
+    row = row_of("response", "42", "s", tool_extra_fields={"tool_seconds": 2.5})
+    result = manager.loop.run_until_complete(manager.run_single(row))
+    assert result["reward_extra_info"]["quick"] == 0.0
+    assert [smooth({"response_tokens": n}, 9) for n in (0, 10**9)] == pytest.approx(
+        [0.545, 0], abs=1e-3
+    )
+
+
+def test_a_reward_whose_function_fails_may_be_missing(file):
+    entries = {
+        "fails": {"path": file, "name": "fails", "on_error": "missing"},
+        "both": {"path": file, "name": "wrong_sum", "on_error": "missing", "weight": {"a": 1}},
+        "short": {"path": file, "name": "length", "on_error": "missing"},
+        "other": {"path": file, "name": "length", "on_error": "missing", "sources": ["t"]},
+    }
+    assert score(config_of(entries))["reward_extra_info"] == {
+        **dict.fromkeys(["fails", "both__a", "other"]),
+        "short": 1.0,
+        "score": 1.0,
+        NOTES_KEY: {f"failed_{name}": float(name in ("fails", "both")) for name in entries},
+    }
+
+
+@pytest.mark.parametrize(
+    ("failed", "limits", "ends"),
+    [(1, {}, True), (1, {"max_failed": 0.25}, False), (0, {"max_failed": 0}, False)],
+)
+def test_the_run_ends_if_a_function_fails_too_often(failed, limits, ends):
+    infos = [{"x": None, NOTES_KEY: {"failed_x": 1.0}}] * failed
+    infos += [{"x": 1.0, NOTES_KEY: {"failed_x": 0.0}}] * (4 - failed)
+    rows = BatchRows.from_keys(["a_0_0", "a_1_0", "b_0_0", "b_1_0"], infos, "ssss", [False] * 4, 7)
+    message = "reward_functions.x failed for 25% of the samples of step 7"
+    with pytest.raises(RewardError, match=message) if ends else nullcontext():
+        AdvantageStep(GdpoSettings(**limits), rows).check("gdpo")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"adv_estimator": "grpo"}, "the rewards are summed first"),
+        ({"gdpo": {"group_norm": "summed"}}, "the rewards are summed first"),
+        (
+            {"gdpo": {"rewards": {"x": 1.0, "y": {"when": {"reward": "x", "at_least": 1}}}}},
+            "a condition asks for it",
+        ),
+        ({}, None),
+    ],
+)
+def test_a_missing_reward_must_not_count_as_a_low_one(file, algorithm, message):
+    entries = {name: {"path": file, "name": "length"} for name in "xy"}
+    entries["x"]["on_error"] = "missing"
+    config = config_of(entries, **algorithm)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        settings_of_run(config)
+
+
+def test_limits_hold_for_the_functions_that_ask(file):
+    entry = {"path": file, "name": "counts"}
+    kinds = {"free": {**entry, "kind": "free"}, "x": {**entry, "kind": "limited", "limited": True}}
+    config = config_of(kinds)
+    config.reward.max_concurrent = 2
+    manager = GdpoRewardManager(config, Tokenizer(), None)
+
+    async def all_of_them(manager):
+        rows = [row_of("r", "42", "s") for _ in range(6)]
+        await asyncio.gather(*map(manager.run_single, rows))
+
+    manager.loop.run_until_complete(all_of_them(manager))
+    names = manager.functions[0].function.__globals__
+    assert names["most"] == {"free": 6, "limited": 2}
+    # they hold for a function alone too
+    config = config_of(None)
+    config.reward.custom_reward_function.path = file
+    config.reward.max_concurrent = 3
+    names["most"]["free"] = 0
+
+    async def alone(solution_str, **_):
+        return await names["counts"](solution_str, "free")
+
+    manager = GdpoRewardManager(config, Tokenizer(), alone)
+    manager.loop.run_until_complete(all_of_them(manager))
+    assert names["most"]["free"] == 3

@@ -1,0 +1,293 @@
+"""Several reward functions of one run: `reward.reward_functions.NAME.{path,name,weight,...}`.
+
+The form is that of verl-omni's `MultiVisualRewardManager`, with two differences. There a function
+that fails scores 0 unless it is `required`; here it ends the run. There a dict must have a `score`;
+here every number of a dict is a reward, `NAME__KEY`. A `/` in the place of `__` could not be
+written in an override of Hydra's, and verl's validation would read it as a data source.
+
+Relies on verl 0.9: `load_module` in `verl.utils.import_utils`, which takes a file or pkg://MODULE.
+"""
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
+from verl_gdpo.algorithm.samples import FAILED, NOTES_KEY, check_name, is_number
+from verl_gdpo.algorithm.settings import hint
+from verl_gdpo.algorithm.zero import is_the_sum
+from verl_gdpo.tasks import TASKS
+
+logger = logging.getLogger(__name__)
+
+KEY = "reward.reward_functions"
+# all others are options
+RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "required")
+ON_ERROR = ("stop", "missing")
+JOINT = "__"
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
+ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
+TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
+
+Result = Any  # of a function: a number, None, or {name: value}
+Run = Callable[["ListedFunction", functools.partial[Result]], Awaitable[Result]]
+
+
+@dataclass(frozen=True)
+class ListedFunction:
+    """One entry of the list.
+
+    options: for the function, from the configuration.
+    sources: the values of `data_source` that it scores; None for all.
+    names: of its rewards as far as the configuration tells.
+    may_fail: whether its rewards are missing where it fails. Else the run ends.
+    is_limited: whether the limits of requests hold for it.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+    sources: frozenset[str] | None
+    names: Sequence[str]
+    is_task: bool = False
+    may_fail: bool = False
+    is_limited: bool = False
+
+    def scores(self, data_source: str) -> bool:
+        return self.sources is None or data_source in self.sources
+
+    async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return {name: value} for a row, of which `row` has all that a function may take."""
+        call = functools.partial(self.function, **self._arguments(row))
+        return self.named(await run(self, call))
+
+    async def rewards_or_none(
+        self, run: Run, row: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the rewards of a row, and whether the function failed."""
+        try:
+            return await self.rewards(run, row), False
+        except Exception:
+            if not self.may_fail:
+                raise
+            logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
+            return dict.fromkeys(self.names), True
+
+    def _arguments(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        if self.is_task:
+            taken = {name: row[other] for name, other in TASK_ARGUMENTS.items()}
+            info = row["extra_info"]
+            return {**taken, "response_tokens": info["response_tokens"], **self.options}
+        parameters = inspect.signature(self.function).parameters.values()
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        names = [*row] if takes_all else [each.name for each in parameters]
+        return {**{name: row[name] for name in names if name in row}, **self.options}
+
+    def named(self, result: Result) -> dict[str, Any]:
+        """Return what the function returned, under the names that it has in the run.
+
+        >>> ListedFunction("judge", max, {}, None, ()).named({"clear": 1.0, "why": "short"})
+        {'judge__clear': 1.0, 'judge__why': 'short'}
+
+        Raises:
+            ValueError: a `score` is not the sum of the numbers beside it, or no weight is known.
+        """
+        if not isinstance(result, Mapping):
+            return {self.name: result}
+        numbers = {key: value for key, value in result.items() if is_number(value)}
+        score = numbers.pop("score", None)
+        if score is not None and numbers and not is_the_sum(score, sum(numbers.values())):
+            raise ValueError(
+                f"{KEY}.{self.name}: it returned score={score}, which is not the sum of {numbers}. "
+                "Each number is a reward: leave `score` out, or return it under another name"
+            )
+        named = {f"{self.name}{JOINT}{key}": value for key, value in result.items()}
+        if score is not None:
+            value = named.pop(f"{self.name}{JOINT}score")
+            named |= {} if numbers else {self.name: value}
+        return named
+
+
+def has_functions(config: Any) -> bool:
+    return bool(OmegaConf.select(config, KEY))
+
+
+def reward_functions(config: Any) -> list[ListedFunction]:
+    """Load the functions of the list.
+
+    Raises:
+        ValueError: an entry cannot be used; the message names it, and what to write.
+    """
+    entries = plain(OmegaConf.select(config, KEY)) or {}
+    return [_function(name, entry or {}) for name, entry in entries.items()]
+
+
+def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
+    where = f"{KEY}.{name}"
+    check_name(name)
+    check_entry(where, entry)
+    options = {key: value for key, value in entry.items() if key not in RESERVED}
+    if task := entry.get("task"):
+        if task not in TASKS:
+            raise ValueError(f"{where}.task={task}: unknown{hint(task, [*TASKS])}")
+        function, is_task = TASKS[task].score, True
+    else:
+        function, is_task = _load(where, entry["path"], entry.get("name", "compute_score")), False
+        _check_signature(where, function, options)
+    sources = entry.get("sources")
+    return ListedFunction(
+        *(name, function, options, None if sources is None else frozenset(sources)),
+        names=[*weights_of_entry(name, entry)],
+        is_task=is_task,
+        may_fail=entry.get("on_error") == "missing",
+        is_limited=bool(entry.get("limited", False)),
+    )
+
+
+def check_entry(where: str, entry: Mapping[str, Any]) -> None:
+    """Raise ValueError for an entry that has not one of path and task, or is not `required`."""
+    if ("path" in entry) == ("task" in entry):
+        raise ValueError(
+            f"{where}: got {sorted(entry)}; expected either path=FILE.py (or pkg://MODULE), with "
+            "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`"
+        )
+    if str(entry.get("required", True)).lower() != "true":
+        raise ValueError(
+            f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "
+            "the run. Leave the key out"
+        )
+    if (on_error := entry.get("on_error", "stop")) not in ON_ERROR:
+        raise ValueError(f"{where}.on_error={on_error}: expected one of {', '.join(ON_ERROR)}")
+    if isinstance(entry.get("sources"), str):
+        raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")
+
+
+@functools.cache
+def _module(path: str) -> Any:
+    from verl.utils.import_utils import load_module
+
+    return load_module(path)
+
+
+def _load(where: str, path: str, name: str) -> Callable[..., Any]:
+    try:
+        module = _module(str(path))
+    except (FileNotFoundError, ImportError) as error:
+        raise ValueError(f"{where}.path={path}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise ValueError(f"{where}.name={name}: {path} has no such function{hint(name, names)}")
+    return function  # type: ignore[no-any-return]
+
+
+def _check_signature(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that the function does not take, or a lack of one."""
+    parameters = inspect.signature(function).parameters
+    kinds = {each.kind for each in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD not in kinds and (foreign := options.keys() - parameters):
+        raise ValueError(
+            f"{where}: its function takes no {sorted(foreign)}; it takes {[*parameters]}. Of the "
+            f"keys of an entry, {', '.join(RESERVED)} are verl-gdpo's"
+        )
+    lacking = [
+        each.name
+        for each in parameters.values()
+        if each.default is each.empty
+        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        and each.name not in (*ARGUMENTS, *ROUTER, *options)
+    ]
+    if lacking:
+        raise ValueError(
+            f"{where}: its function asks for {lacking}, which nothing gives. It may take "
+            f"{', '.join(ARGUMENTS)}, and what the entry has beside {', '.join(RESERVED)}"
+        )
+
+
+async def score_with(
+    listed: Sequence[ListedFunction], run: Run, row: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the rewards of a row by all functions of its data source, which run side by side.
+
+    A reward that another source alone has is None. Of functions that may fail, it also has notes
+    which of them did.
+
+    Raises:
+        ValueError: two functions return one name, or none scores the source.
+    """
+    source = row["data_source"]
+    own = [each for each in listed if each.scores(source)]
+    if not own:
+        raise ValueError(f"{KEY}: no function scores rows of data_source {source!r}")
+    rewards: dict[str, Any] = {
+        name: None for each in listed if not each.scores(source) for name in each.names
+    }
+    results = await asyncio.gather(*(each.rewards_or_none(run, row) for each in own))
+    failed = {f"{FAILED}{each.name}": 0.0 for each in listed if each.may_fail}
+    for each, (named, has_failed) in zip(own, results, strict=True):
+        if each.may_fail:
+            failed[f"{FAILED}{each.name}"] = float(has_failed)
+        if twice := sorted(named.keys() & rewards.keys()):
+            raise ValueError(f"{KEY}.{each.name}: another function returns {twice} too; rename it")
+        rewards |= named
+    return {**rewards, NOTES_KEY: failed} if failed else rewards
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {reward: weight} of an entry, whose `weight` may be one, a schedule, or {key: one}."""
+    weight = entry.get("weight", 1.0)
+    is_schedule = isinstance(weight, Mapping) and all(isinstance(key, int) for key in weight)
+    if not isinstance(weight, Mapping) or is_schedule:
+        return {name: {"weight": weight} if is_schedule else weight}
+    return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
+
+
+def may_fail(config: Any) -> dict[str, list[str]]:
+    """Return {function: its rewards} of those with `on_error: missing`."""
+    entries = plain(OmegaConf.select(config, KEY)) or {}
+    return {
+        name: [*weights_of_entry(name, entry)]
+        for name, entry in entries.items()
+        if (entry or {}).get("on_error") == "missing"
+    }
+
+
+def limited_functions(config: Any) -> list[str]:
+    """Return the names of the functions for which the limits of requests hold."""
+    entries = plain(OmegaConf.select(config, KEY)) or {}
+    return [name for name, entry in entries.items() if (entry or {}).get("limited")]
+
+
+def algorithm_of(config: Any) -> Any:
+    """Return verl's block `algorithm`, with the weights of the list as `algorithm.gdpo.rewards`.
+
+    Without any weight in the list, all numbers that are returned are rewards, as ever.
+
+    Raises:
+        ValueError: the weights stand in both places, and differ.
+    """
+    entries = plain(OmegaConf.select(config, KEY)) or {}
+    if not any("weight" in (entry or {}) for entry in entries.values()):
+        return config.algorithm
+    pairs: Iterator[tuple[str, Any]] = (
+        pair for name, entry in entries.items() for pair in weights_of_entry(name, entry).items()
+    )
+    weights = dict(pairs)
+    written = plain(OmegaConf.select(config, REWARDS))
+    if written and written != weights:
+        raise ValueError(
+            f"{REWARDS}={written}, and the weights in {KEY} are {weights}: both say what a reward "
+            f"weighs. Leave out the weights in the list, or {line_of(REWARDS, weights)}"
+        )
+    algorithm = OmegaConf.create(OmegaConf.to_container(config.algorithm))
+    OmegaConf.update(algorithm, "gdpo.rewards", weights, force_add=True)
+    return algorithm

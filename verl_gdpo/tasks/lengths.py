@@ -1,0 +1,48 @@
+"""Rewards of length and time, for the list `reward.reward_functions`; none of them is negative.
+
+    +reward.reward_functions.short.path=pkg://verl_gdpo.tasks.lengths
+    +reward.reward_functions.short.name=smooth +reward.reward_functions.short.limit=400
+
+Lengths are tokens of the response, times are the seconds that a rollout waited for its tools. Where
+only a right answer should be short, give the reward a condition on another one, as any other
+(`algorithm.gdpo.rewards.NAME.when`).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+Info = Mapping[str, Any]  # verl's `extra_info`, with what our reward manager adds
+
+
+def at_most(extra_info: Info, limit: float) -> float:
+    """Return 1 up to `limit` tokens, else 0."""
+    return float(extra_info["response_tokens"] <= limit)
+
+
+def smooth(extra_info: Info, limit: float, width: float = 50.0) -> float:
+    """Return 1 / (1 + exp((tokens - limit) / width)): near 1 below the limit, 1/2 at it.
+
+    >>> [round(smooth({"response_tokens": n}, limit=400), 3) for n in (300, 400, 500)]
+    [0.881, 0.5, 0.119]
+    """
+    over = (extra_info["response_tokens"] - limit) / width
+    return 1.0 / (1.0 + math.exp(min(over, 700.0)))
+
+
+def overlong(extra_info: Info, limit: float, buffer: float) -> float:
+    """Return 1 up to `limit - buffer` tokens, and less by equal steps until 0 at `limit`.
+
+    It is 1 plus DAPO's penalty, so that no reward is negative; under a group's mean both are equal.
+    Source: arXiv 2503.14476, equation 13.
+
+    >>> [overlong({"response_tokens": n}, limit=400, buffer=100) for n in (300, 350, 400, 500)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+    left = (limit - extra_info["response_tokens"]) / buffer
+    return float(min(1.0, max(0.0, left)))
+
+
+def quick(extra_info: Info, seconds: float) -> float:
+    """Return 1 if a rollout waited for its tools for at most `seconds`, else 0."""
+    return float(extra_info["tool_seconds"] <= seconds)
