@@ -37,6 +37,7 @@ SHARED = {
         "repository/test_adding_a_task.py",
         "hooks/test_rollout_guard.py",
         "hooks/test_before_training.py",
+        "hooks/test_limits.py",
         "hostile/",
     ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),

@@ -89,7 +89,7 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
                 "reward.reward_kwargs": {"length": True},
                 "reward.custom_reward_function.path": "mine.py",
             },
-            "custom_reward_function.path set, nothing reads them",
+            "functions of your own, nothing reads them",
         ),
     ],
 )

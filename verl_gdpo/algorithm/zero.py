@@ -164,6 +164,8 @@ def is_the_sum(score: Any, total: Any) -> Any:
 # --- what is shown, and compared with what was logged ---------------------------------------------
 
 REPRODUCED = 1e-5  # a logged advantage, which is float32, differs from ours by no more
+SAME_SHARE = 1e-6  # of the update; weights that keep shares are solved to `SOLVED`
+SOLVED = 1e-12
 SAME_STD = 1e-3  # of the step's std; smaller differences of two estimators can come from eps alone
 
 

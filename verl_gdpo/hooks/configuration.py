@@ -11,12 +11,8 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_sett
 from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
-from verl_gdpo.hooks.reward_functions import KEY as FUNCTIONS
-from verl_gdpo.hooks.reward_functions import (
-    algorithm_of,
-    has_functions,
-    may_fail,
-)
+from verl_gdpo.hooks.function_list import KEY as FUNCTIONS
+from verl_gdpo.hooks.function_list import algorithm_of, has_functions, may_fail
 
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "

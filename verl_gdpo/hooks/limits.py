@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from verl_gdpo.hooks.reward_functions import KEY as FUNCTIONS
-from verl_gdpo.hooks.reward_functions import limited_functions
+from verl_gdpo.hooks.function_list import KEY as FUNCTIONS
+from verl_gdpo.hooks.function_list import limited_functions
 
 T = TypeVar("T")
 
@@ -112,6 +112,13 @@ class Limiter:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._counter: Any = None
+
+    @classmethod
+    def of(cls, config: Any) -> "Limiter | None":
+        """Return that of a run; None without limits. Raises ValueError as `check_limits`."""
+        check_limits(config)
+        limits = limits_of(config)
+        return cls(limits) if limits else None
 
     async def call(self, scoring: Callable[[], Awaitable[T]]) -> T:
         """Await `scoring()` within the limits.

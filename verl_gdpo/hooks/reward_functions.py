@@ -12,25 +12,30 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
-from verl_gdpo.algorithm.samples import FAILED, NOTES_KEY, check_name, is_number
+from verl_gdpo.algorithm.read_settings import plain
+from verl_gdpo.algorithm.samples import (
+    ABSENT,
+    FAILED,
+    NOTES_KEY,
+    BatchRows,
+    RewardError,
+    check_name,
+    is_number,
+)
 from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.algorithm.zero import is_the_sum
+from verl_gdpo.hooks.function_list import JOINT, KEY, RESERVED, check_entry, weights_of_entry
 from verl_gdpo.tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
-KEY = "reward.reward_functions"
-# all others are options
-RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "required")
-ON_ERROR = ("stop", "missing")
-JOINT = "__"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
 ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
@@ -114,10 +119,6 @@ class ListedFunction:
         return named
 
 
-def has_functions(config: Any) -> bool:
-    return bool(OmegaConf.select(config, KEY))
-
-
 def reward_functions(config: Any) -> list[ListedFunction]:
     """Load the functions of the list.
 
@@ -148,24 +149,6 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         may_fail=entry.get("on_error") == "missing",
         is_limited=bool(entry.get("limited", False)),
     )
-
-
-def check_entry(where: str, entry: Mapping[str, Any]) -> None:
-    """Raise ValueError for an entry that has not one of path and task, or is not `required`."""
-    if ("path" in entry) == ("task" in entry):
-        raise ValueError(
-            f"{where}: got {sorted(entry)}; expected either path=FILE.py (or pkg://MODULE), with "
-            "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`"
-        )
-    if str(entry.get("required", True)).lower() != "true":
-        raise ValueError(
-            f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "
-            "the run. Leave the key out"
-        )
-    if (on_error := entry.get("on_error", "stop")) not in ON_ERROR:
-        raise ValueError(f"{where}.on_error={on_error}: expected one of {', '.join(ON_ERROR)}")
-    if isinstance(entry.get("sources"), str):
-        raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")
 
 
 @functools.cache
@@ -239,55 +222,15 @@ async def score_with(
     return {**rewards, NOTES_KEY: failed} if failed else rewards
 
 
-# --- weights --------------------------------------------------------------------------------------
-
-
-def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {reward: weight} of an entry, whose `weight` may be one, a schedule, or {key: one}."""
-    weight = entry.get("weight", 1.0)
-    is_schedule = isinstance(weight, Mapping) and all(isinstance(key, int) for key in weight)
-    if not isinstance(weight, Mapping) or is_schedule:
-        return {name: {"weight": weight} if is_schedule else weight}
-    return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
-
-
-def may_fail(config: Any) -> dict[str, list[str]]:
-    """Return {function: its rewards} of those with `on_error: missing`."""
-    entries = plain(OmegaConf.select(config, KEY)) or {}
-    return {
-        name: [*weights_of_entry(name, entry)]
-        for name, entry in entries.items()
-        if (entry or {}).get("on_error") == "missing"
-    }
-
-
-def limited_functions(config: Any) -> list[str]:
-    """Return the names of the functions for which the limits of requests hold."""
-    entries = plain(OmegaConf.select(config, KEY)) or {}
-    return [name for name, entry in entries.items() if (entry or {}).get("limited")]
-
-
-def algorithm_of(config: Any) -> Any:
-    """Return verl's block `algorithm`, with the weights of the list as `algorithm.gdpo.rewards`.
-
-    Without any weight in the list, all numbers that are returned are rewards, as ever.
-
-    Raises:
-        ValueError: the weights stand in both places, and differ.
-    """
-    entries = plain(OmegaConf.select(config, KEY)) or {}
-    if not any("weight" in (entry or {}) for entry in entries.values()):
-        return config.algorithm
-    pairs: Iterator[tuple[str, Any]] = (
-        pair for name, entry in entries.items() for pair in weights_of_entry(name, entry).items()
-    )
-    weights = dict(pairs)
-    written = plain(OmegaConf.select(config, REWARDS))
-    if written and written != weights:
-        raise ValueError(
-            f"{REWARDS}={written}, and the weights in {KEY} are {weights}: both say what a reward "
-            f"weighs. Leave out the weights in the list, or {line_of(REWARDS, weights)}"
-        )
-    algorithm = OmegaConf.create(OmegaConf.to_container(config.algorithm))
-    OmegaConf.update(algorithm, "gdpo.rewards", weights, force_add=True)
-    return algorithm
+def refuse_failures(rows: BatchRows, most: float) -> None:
+    """Raise RewardError if a function has failed for a larger share than `most` of the samples."""
+    notes = [rows.columns[NOTES_KEY][row] for row in np.flatnonzero(rows.counted_B).tolist()]
+    notes = [each for each in notes if each is not ABSENT]
+    for key in filter(lambda key: key.startswith(FAILED), notes[0] if notes else ()):
+        share = sum(each[key] for each in notes) / len(notes)
+        if share > most:
+            raise RewardError(
+                f"{KEY}.{key.removeprefix(FAILED)} failed for {share:.0%} of the samples of step "
+                f"{rows.step}, and algorithm.gdpo.max_failed={most:g}. The log of the reward "
+                "workers has each error"
+            )

@@ -34,14 +34,10 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
+from verl_gdpo.hooks.function_list import algorithm_of
 from verl_gdpo.hooks.gates import raise_refusals
-from verl_gdpo.hooks.limits import Limiter, check_limits, limits_of
-from verl_gdpo.hooks.reward_functions import (
-    ListedFunction,
-    algorithm_of,
-    reward_functions,
-    score_with,
-)
+from verl_gdpo.hooks.limits import Limiter
+from verl_gdpo.hooks.reward_functions import ListedFunction, reward_functions, score_with
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
@@ -92,13 +88,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         reward_model_tokenizer: Any = None,
     ) -> None:
         raise_refusals()
-        check_limits(config)
         super().__init__(config, tokenizer, compute_score)
         self.settings = read_settings(algorithm_of(config))
         self.is_custom = has_own_scorer(config)
         self.functions = reward_functions(config)
-        limits = limits_of(config)
-        self.limiter = Limiter(limits) if limits else None
+        self.limiter = Limiter.of(config)
         self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
         self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
         self._told: set[str] = set()  # names of which the log speaks

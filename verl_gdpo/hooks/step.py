@@ -25,7 +25,6 @@ from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of, 
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import (
-    FAILED,
     NOTES_KEY,
     BatchRows,
     RewardError,
@@ -36,6 +35,7 @@ from verl_gdpo.algorithm.samples import (
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import KL_IN_REWARD
 from verl_gdpo.hooks.extend import Function, load, record_of
+from verl_gdpo.hooks.reward_functions import refuse_failures
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -103,15 +103,8 @@ class AdvantageStep:
             _ = self.rewards
         else:
             self.rewards.check_own_scores(self.rows)
-        for name, share in scoring_metrics(self.rows).items():
-            function = name.rpartition("/")[2]
-            if function.startswith(FAILED) and share > self.settings.max_failed:
-                raise RewardError(
-                    f"reward.reward_functions.{function.removeprefix(FAILED)} failed for "
-                    f"{share:.0%} of the samples of step {self.rows.step}, and "
-                    f"algorithm.gdpo.max_failed={self.settings.max_failed:g}. The log of the "
-                    "reward workers has each error"
-                )
+        if NOTES_KEY in self.rows.columns:
+            refuse_failures(self.rows, self.settings.max_failed)
 
     @property
     def computed(self) -> TokenAdvantages:

@@ -22,12 +22,11 @@ from verl_gdpo.algorithm.statistics import (
     groups_with_signal,
     within_groups,
 )
-from verl_gdpo.algorithm.zero import Bools, Floats, or_0
+from verl_gdpo.algorithm.zero import SAME_SHARE, SOLVED, Bools, Floats, or_0
 
 GRPO, GDPO = verl_grpo_settings(GdpoSettings()), GdpoSettings(batch_norm="none")
 FIRST_STEPS = 30  # later ones show another policy
 FEWEST = 4  # groups with a signal that an interval needs
-KEPT = 1e-6  # shares that differ by no more are the same
 
 # of a step: the rewards of all rows after their conditions, which rows count, and their group ids
 StepRewards = tuple[RewardMatrix, Bools, Any]
@@ -128,8 +127,8 @@ class Evidence:
             return np.asarray(part_K / (part_K.sum() or 1.0) - target_K)
 
         start_K = np.log(spread_K[varies_K])
-        solution = optimize.least_squares(missed, start_K, xtol=1e-12, ftol=1e-12, gtol=1e-12)
-        is_kept = bool(np.abs(solution.fun).max() < KEPT)
+        solution = optimize.least_squares(missed, start_K, xtol=SOLVED, ftol=SOLVED, gtol=SOLVED)
+        is_kept = bool(np.abs(solution.fun).max() < SAME_SHARE)
         factor_K = np.exp(solution.x if is_kept else start_K)
         weights_K[varies_K] *= factor_K / factor_K.max()
         return weights_K, is_kept

@@ -17,7 +17,7 @@ import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
 from transformers import AutoTokenizer
 
-from verl_gdpo.hooks.configuration import uses_gdpo_manager
+from verl_gdpo.hooks.configuration import has_own_scorer, uses_gdpo_manager
 from verl_gdpo.tasks import TASK_BY_SOURCE, check_ground_truths
 from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
@@ -105,7 +105,7 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
     key, prompt = config.data.prompt_key, table[config.data.prompt_key][0].as_py()
     if not (isinstance(prompt, list) and all({"role", "content"} <= {*part} for part in prompt)):
         raise ValueError(f"{where}: {key}: expected a list of {{role: ..., content: ...}}")
-    if uses_gdpo_manager(config) and config.reward.custom_reward_function.path is None:
+    if uses_gdpo_manager(config) and not has_own_scorer(config):
         check_ground_truths(_rows(table, "data_source", "reward_model"), where)
     return table
 

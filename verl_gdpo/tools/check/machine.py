@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import verl_gdpo
+from verl_gdpo.hooks.configuration import has_own_scorer
 from verl_gdpo.hooks.verl_questions import VERSION, import_parts, trains_critic
 from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
@@ -225,7 +226,7 @@ def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
     Raises:
         OSError: one cannot score here.
     """
-    if config.reward.custom_reward_function.path is not None:
+    if has_own_scorer(config):
         return []
     options = dict(config.reward.get("reward_kwargs") or {})
     tasks = {TASK_BY_SOURCE[source].name: source for source in sources if source in TASK_BY_SOURCE}

@@ -23,7 +23,7 @@ from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import EPS32, REPRODUCED, Bools, Floats, Ints
 from verl_gdpo.hooks.configuration import row_names, scorers_bounds, settings_of_run
-from verl_gdpo.hooks.reward_functions import algorithm_of
+from verl_gdpo.hooks.function_list import algorithm_of
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
 from verl_gdpo.tools import RECIPES
