@@ -12,6 +12,7 @@ COPIED = (
     "verl_gdpo",
     "tests",
     "data_prep",
+    "docs",
     "workshop",
     "recipes",
     "pyproject.toml",

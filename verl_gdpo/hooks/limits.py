@@ -16,7 +16,7 @@ from verl_gdpo.hooks.function_list import limited_functions
 
 T = TypeVar("T")
 
-ACTOR = "verl_gdpo_limits"
+ACTOR = "verl_gdpo"  # its name continues with the limits
 BURST = 1.0  # seconds whose requests may start at once, as in verl
 MOST_WAITING = 1_000_000  # coroutines of the actor
 
@@ -146,7 +146,8 @@ class Limiter:
                 self._counter.end()
             return
         if self._counter is None:
-            options = {"name": ACTOR, "get_if_exists": True, "num_cpus": 0}
+            name = f"{ACTOR} {self.limits}"
+            options = {"name": name, "get_if_exists": True, "num_cpus": 0}
             actor = ray.remote(Counter).options(**options, max_concurrency=MOST_WAITING)
             self._counter = actor.remote(self.limits)
         begun, end = self._counter.begin.remote(), self._counter.end.remote
