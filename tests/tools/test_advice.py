@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
-from pages import PAGES
+from repository import REPO
 from run_folder_writer import make_run
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
@@ -236,7 +236,8 @@ def test_rewards_that_never_vary_or_cancel():
 def test_the_example_of_the_page_is_what_is_shown(monkeypatch):
     monkeypatch.setattr("verl_gdpo.terminal.WIDTH", 100)
     assert (
-        f"```\n{describe(CASES['a bonus that spoils the answer'])}\n```" in PAGES["docs/advice.md"]
+        f"```\n{describe(CASES['a bonus that spoils the answer'])}\n```"
+        in (REPO / "docs" / "advice.md").read_text()
     )
 
 
