@@ -89,10 +89,18 @@ def most_at_once(limiter, count, seconds=0.0):
     return most
 
 
+@pytest.fixture
+def without_ray(monkeypatch):
+    """Other tests of this process may have started it."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+@pytest.mark.usefixtures("without_ray")
 def test_a_limiter_without_ray():
     assert most_at_once(Limiter(Limits(max_concurrent=3)), 20) == 3
 
 
+@pytest.mark.usefixtures("without_ray")
 def test_the_time_limit_counts_without_the_waiting():
     """Ten calls of a tenth of the limit, one after the other, and one that takes longer."""
     assert most_at_once(Limiter(Limits(max_concurrent=1, timeout=0.5)), 10, 0.1) == 1
