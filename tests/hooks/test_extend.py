@@ -79,6 +79,14 @@ def test_what_is_put_in_the_place_of_verls(verls, calls):
     assert again(1) == 12
 
 
+def test_a_function_may_have_those_of_two_tables(verls, calls):
+    twice = lambda original, value: 2 * original(value)  # noqa: E731
+    sys.modules["verl_gdpo.ours"].twice = twice
+    for replacement in ("ours:add", "ours:twice", "ours:add", "ours:twice"):
+        extend_module(verls, [Extension("verls", "add(value)", replacement)])
+    assert verls.add(1) == sys.modules["others"].add(1) == 2 * (1 + 10 + 1)
+
+
 def test_what_is_missing_is_listed_and_verls_stays(verls, calls):
     lists, add = [], verls.add
     extensions = [

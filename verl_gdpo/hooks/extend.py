@@ -139,9 +139,11 @@ def record_of(instance: Any) -> Any:
 
 
 def _replace(owner: Any, name: str, extension: Extension) -> None:
-    original = getattr(owner, name)
-    if hasattr(original, "verl_gdpo_extension"):
-        return
+    original = layer = getattr(owner, name)
+    while hasattr(layer, "verl_gdpo_extension"):  # a function may have those of several tables
+        if layer.verl_gdpo_extension == extension:
+            return
+        layer = layer.__wrapped__
     stand_in = _standing_for(original, extension)
     setattr(owner, name, stand_in)
     # modules of `VERL_USE_EXTERNAL_MODULES` are loaded before us, and may have imported verl's
