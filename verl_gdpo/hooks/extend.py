@@ -140,8 +140,9 @@ def record_of(instance: Any) -> Any:
 
 def _replace(owner: Any, name: str, extension: Extension) -> None:
     original = layer = getattr(owner, name)
-    while hasattr(layer, "verl_gdpo_extension"):  # a function may have those of several tables
-        if layer.verl_gdpo_extension == extension:
+    room = extension.replacement.partition(".")[0]
+    while hasattr(layer, "verl_gdpo_extension"):  # one of each room, as of hooks and of cpu
+        if layer.verl_gdpo_extension.replacement.partition(".")[0] == room:
             return
         layer = layer.__wrapped__
     stand_in = _standing_for(original, extension)
