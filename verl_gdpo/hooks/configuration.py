@@ -12,7 +12,7 @@ from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.hooks.function_list import KEY as FUNCTIONS
-from verl_gdpo.hooks.function_list import algorithm_of, has_functions, may_fail
+from verl_gdpo.hooks.function_list import algorithm_of, entries_of, may_fail
 
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
@@ -192,7 +192,7 @@ def uses_gdpo_manager(config: Any) -> bool:
 def has_own_scorer(config: Any) -> bool:
     """Return whether functions of the user's score the rows."""
     path = OmegaConf.select(config, "reward.custom_reward_function.path")
-    return path is not None or has_functions(config)
+    return path is not None or bool(entries_of(config))
 
 
 def has_gdpo(config: Any) -> bool:
@@ -250,7 +250,7 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
             "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
             "a weight another schedule, or end the run before with trainer.total_training_steps"
         )
-    if has_functions(config) and function.path is not None:
+    if entries_of(config) and function.path is not None:
         moved = f"+{FUNCTIONS}.NAME.path={function.path} +{FUNCTIONS}.NAME.name={function.name}"
         yield (
             f"reward.custom_reward_function.path={function.path} beside {FUNCTIONS}: one of them "
@@ -265,7 +265,7 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
                 f"{FUNCTIONS}.{name}.on_error=missing: {why}, so a sample without this reward "
                 "would count as a bad one. Set on_error=stop"
             )
-    if has_functions(config) and not uses_gdpo_manager(config):
+    if entries_of(config) and not uses_gdpo_manager(config):
         yield (
             f"{FUNCTIONS} with reward.reward_manager.name={config.reward.reward_manager.name}: "
             "only the manager gdpo reads the list. Set reward.reward_manager.name=gdpo"

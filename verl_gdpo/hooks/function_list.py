@@ -17,8 +17,10 @@ ON_ERROR = ("stop", "missing")
 JOINT = "__"
 
 
-def has_functions(config: Any) -> bool:
-    return bool(OmegaConf.select(config, KEY))
+def entries_of(config: Any) -> dict[str, dict[str, Any]]:
+    """Return {name: keys} of the list, which may be empty."""
+    entries = plain(OmegaConf.select(config, KEY)) or {}
+    return {name: entry or {} for name, entry in entries.items()}
 
 
 def check_entry(where: str, entry: Mapping[str, Any]) -> None:
@@ -50,18 +52,16 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def may_fail(config: Any) -> dict[str, list[str]]:
     """Return {function: its rewards} of those with `on_error: missing`."""
-    entries = plain(OmegaConf.select(config, KEY)) or {}
     return {
         name: [*weights_of_entry(name, entry)]
-        for name, entry in entries.items()
-        if (entry or {}).get("on_error") == "missing"
+        for name, entry in entries_of(config).items()
+        if entry.get("on_error") == "missing"
     }
 
 
 def limited_functions(config: Any) -> list[str]:
     """Return the names of the functions for which the limits of requests hold."""
-    entries = plain(OmegaConf.select(config, KEY)) or {}
-    return [name for name, entry in entries.items() if (entry or {}).get("limited")]
+    return [name for name, entry in entries_of(config).items() if entry.get("limited")]
 
 
 def algorithm_of(config: Any) -> Any:
@@ -72,8 +72,8 @@ def algorithm_of(config: Any) -> Any:
     Raises:
         ValueError: the weights stand in both places, and differ.
     """
-    entries = plain(OmegaConf.select(config, KEY)) or {}
-    if not any("weight" in (entry or {}) for entry in entries.values()):
+    entries = entries_of(config)
+    if not any("weight" in entry for entry in entries.values()):
         return config.algorithm
     pairs: Iterator[tuple[str, Any]] = (
         pair for name, entry in entries.items() for pair in weights_of_entry(name, entry).items()

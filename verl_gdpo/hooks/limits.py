@@ -48,11 +48,11 @@ def limits_of(config: Any) -> Limits | None:
     return Limits(**values) if values else None
 
 
-def check_limits(config: Any) -> None:
-    """Raise ValueError for limits of requests that hold for no function, or that are missing.
+def check_limits(config: Any) -> Limits | None:
+    """Return the limits of requests of a run with our reward manager; None for none.
 
-    Args:
-        config: of a run with our reward manager.
+    Raises:
+        ValueError: they hold for no function, or a function asks for some and there are none.
     """
     limits, asking = limits_of(config), limited_functions(config)
     if limits and not asking and config.reward.custom_reward_function.path is None:
@@ -67,6 +67,7 @@ def check_limits(config: Any) -> None:
             f"{FUNCTIONS}.{asking[0]}.limited=True: there are no limits. Set one or more of "
             f"{', '.join(f'+reward.{key}' for key in KEYS)}"
         )
+    return limits
 
 
 class Counter:
@@ -116,8 +117,7 @@ class Limiter:
     @classmethod
     def of(cls, config: Any) -> "Limiter | None":
         """Return that of a run; None without limits. Raises ValueError as `check_limits`."""
-        check_limits(config)
-        limits = limits_of(config)
+        limits = check_limits(config)
         return cls(limits) if limits else None
 
     async def call(self, scoring: Callable[[], Awaitable[T]]) -> T:

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.read_settings import plain
 from verl_gdpo.algorithm.samples import (
     ABSENT,
     FAILED,
@@ -31,7 +29,14 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.algorithm.zero import is_the_sum
-from verl_gdpo.hooks.function_list import JOINT, KEY, RESERVED, check_entry, weights_of_entry
+from verl_gdpo.hooks.function_list import (
+    JOINT,
+    KEY,
+    RESERVED,
+    check_entry,
+    entries_of,
+    weights_of_entry,
+)
 from verl_gdpo.tasks import TASKS
 
 logger = logging.getLogger(__name__)
@@ -101,7 +106,7 @@ class ListedFunction:
         {'judge__clear': 1.0, 'judge__why': 'short'}
 
         Raises:
-            ValueError: a `score` is not the sum of the numbers beside it, or no weight is known.
+            ValueError: a `score` is not the sum of the numbers beside it.
         """
         if not isinstance(result, Mapping):
             return {self.name: result}
@@ -125,8 +130,7 @@ def reward_functions(config: Any) -> list[ListedFunction]:
     Raises:
         ValueError: an entry cannot be used; the message names it, and what to write.
     """
-    entries = plain(OmegaConf.select(config, KEY)) or {}
-    return [_function(name, entry or {}) for name, entry in entries.items()]
+    return [_function(name, entry) for name, entry in entries_of(config).items()]
 
 
 def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
