@@ -13,6 +13,7 @@ from verl_gdpo.algorithm.samples import (
     BatchRows,
     RewardError,
     group_of,
+    may_be_meant,
     split_key,
     value_or_error,
 )
@@ -200,6 +201,19 @@ def test_text_and_lists_are_no_rewards():
     assert matrix(rows).weights == {"acc": 1.0}
     assert matrix(rows).values_BK[:, 0].tolist() == [1.0, 0.0, 0.0]
     assert matrix(rows).present_BK[:, 0].tolist() == [True, True, False]
+
+
+MEANT = ["1.0", "[1]", "array(1.)", "array([1.])", [1.0], np.array([1.0])]
+
+
+@pytest.mark.parametrize("value", MEANT)
+def test_what_may_be_meant_as_a_number(value):
+    assert may_be_meant(value)
+
+
+@pytest.mark.parametrize("value", ["yes", "nan", "(1)", [1.0, 2.0], ["inf"], [], {"a": 1}, None])
+def test_what_is_not_meant_as_a_number(value):
+    assert not may_be_meant(value)
 
 
 def test_a_reward_that_no_sample_has_counts_where_there_is_no_other():
