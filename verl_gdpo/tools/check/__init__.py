@@ -136,7 +136,7 @@ NOT_CHECKED = """\
 - the rewards of real responses: the made-up ones may be of a form that your function does not know
 - a reward model, a judge or a sandbox service under load; those of a reward model are not tried
 - the model's weights, and whether the rollout engine can run this model
-- whether memory suffices: for FSDP, keys that ask for more than a table has are only said
+- whether the memory of the GPUs suffices
 - the nodes of a Ray cluster that runs; the start of the run compares their files of verl-gdpo
 - the GPUs of a rollout with nodes of its own (`separate_async` and the like)
 - files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file

@@ -40,7 +40,7 @@ def look(output: Output, config: Any, options: argparse.Namespace) -> None:
 def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     if not options.elsewhere:
         output.refuse(machine.what_is_missing, config)
-        output.warn(machine.check_gpus, config)
+        output.ask(machine.check_gpus, config)
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
     rows = sum(file.table.num_rows for file in training or [])
     steps = output.ask(machine.count_steps, config, rows) if rows else None
