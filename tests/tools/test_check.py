@@ -424,16 +424,6 @@ def test_what_others_print_is_shown_on_request(data, capfd, monkeypatch):
     assert "noise of Python" in printed.out and "noise of the system" in printed.err
 
 
-def test_the_recipes_are_named_to_those_who_forget_them(checks):
-    for arguments in (["task=gsm8k"], ["--config-name", "train"]):
-        code, _, messages = checks(*arguments)
-        assert code == 1
-        assert re.search(
-            r"found with --config-dir /.+/recipes --config-name train, as in", messages
-        )
-    assert "found with" not in checks("--config-name", "trian")[2]
-
-
 # --- no, in our recipes --------------------------------------------------------------------------
 
 
