@@ -25,7 +25,7 @@ from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sec
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, read_step, settings_of
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms, without_stopped
-from verl_gdpo.tools.report.tables import Table, differences, inputs, results
+from verl_gdpo.tools.report.tables import Table, differences, results
 
 T = TypeVar("T")
 CHARACTERS = 1500  # of one text
@@ -53,7 +53,6 @@ class Page:
     advice: Mapping[str, Description | str]  # of the first run of each arm, or why there is none
     tables: Sequence[Table]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
-    made_of: Table
     gaps: Sequence[str]
 
 
@@ -85,7 +84,6 @@ def build_page(
         advice={arm.name: _or_why(_advice, arm.runs[0]) for arm in arms},
         tables=[table for table in tables if table],
         examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
-        made_of=inputs(arms),
         gaps=[f"{run.name}: {gap}" for run in members for gap in gaps(run.metrics)],
     )
 
@@ -118,7 +116,7 @@ def verdict(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
     steps = min(sum(step > 0 for step in run.metrics) for run in members)
     few = "" if steps >= ENOUGH else ", which are too few for most rules"
     unchecked = ", ".join(run.name for run in members if not run.named_rewards)
-    more = f"; no rule on each reward sees {unchecked}, without the metrics of verl-gdpo"
+    more = f"; no rule on each reward sees {unchecked}, without reward.reward_manager.name=gdpo"
     return f"No rule finds anything in {steps} steps{few}{more if unchecked else ''}"
 
 
