@@ -96,9 +96,7 @@ def score(
     scores = {"format": format_high if _has_layout(response, ground_truth) else format_low}
     scores["correctness"] = 0.0
     if gold:
-        scores["correctness"] = (
-            2 * bound * form.share_of_best(response, gold, granularity) - bound
-        )
+        scores["correctness"] = 2 * bound * form.share_of_best(response, gold, granularity) - bound
     if length:
         scores["length"] = _length(response, length_schedule, step or 0)
     return scores
