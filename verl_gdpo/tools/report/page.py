@@ -17,7 +17,6 @@ from verl_gdpo import __version__
 from verl_gdpo.algorithm.samples import RewardError
 from verl_gdpo.run.dump_reader import Scorer
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.advice import TITLE, Description, describe
 from verl_gdpo.tools.advice.evidence import FIRST_STEPS, Evidence
@@ -53,7 +52,6 @@ class Page:
     advice: Mapping[str, Description | str]  # of the first run of each arm, or why there is none
     tables: Sequence[Table]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
-    gaps: Sequence[str]
 
 
 def build_page(
@@ -84,7 +82,6 @@ def build_page(
         advice={arm.name: _or_why(_advice, arm.runs[0]) for arm in arms},
         tables=[table for table in tables if table],
         examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
-        gaps=[f"{run.name}: {gap}" for run in members for gap in gaps(run.metrics)],
     )
 
 
