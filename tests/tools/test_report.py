@@ -20,7 +20,6 @@ from verl_gdpo.tools.report.page import (
     prompt_end,
     response_start,
     signed,
-    with_code,
     write,
 )
 from verl_gdpo.tools.report.runs import is_of_one_run, over_runs, read_arms, trailing_mean
@@ -366,7 +365,3 @@ def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
     text = write(page, tmp_path / "out").read_text()
     assert "no rollout dump" in why and text.count(why) == 2
     assert data_of(text) == {"a": {"run": {1: 0.5}}}
-
-
-def test_commands_in_the_text_are_code_and_nothing_else_is_markup():
-    assert with_code("see `a <b>` & c") == "see <code>a &lt;b&gt;</code> &amp; c"

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from verl_gdpo import __version__
 from verl_gdpo.algorithm.samples import RewardError
@@ -138,8 +137,7 @@ def write(page: Page, out: Path) -> Path:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"signed": signed, "with_code": with_code}
-    environment.filters |= {"end": prompt_end, "start": response_start}
+    environment.filters |= {"signed": signed, "end": prompt_end, "start": response_start}
     script = _file("uplot/uPlot.iife.min.js") + "\n" + _file("page.js")
     text = environment.from_string(_file("page.html.jinja")).render(
         page=page,
@@ -165,11 +163,6 @@ def signed(value: float, digits: int = 2) -> str:
     """`+0.87`, and 0 without a sign."""
     rounded = round(value, digits)
     return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"
-
-
-def with_code(text: str) -> Markup:
-    """What is between backticks as code; the text is escaped."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def prompt_end(text: str) -> str:
