@@ -66,9 +66,6 @@ class Output:
             self.problems.append(message_of(error))
             return None
 
-    def remark(self, question: Callable[..., Texts], *arguments: Any) -> None:
-        self.say(self.ask(question, *arguments))
-
     def warn(self, question: Callable[..., Texts], *arguments: Any) -> None:
         self.say(self.ask(question, *arguments), is_warning=True)
 

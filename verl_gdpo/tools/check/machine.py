@@ -50,12 +50,6 @@ def check_environment(config: Any) -> str:
     return f"verl {VERSION}, verl-gdpo {verl_gdpo.__version__}"
 
 
-def what_is_missing(config: Any) -> list[str]:
-    """A sentence for each thing but a GPU that this machine lacks."""
-    questions = what_ray_refuses, missing_packages, missing_trackers
-    return [problem for ask in questions for problem in ask(config)]
-
-
 def what_ray_refuses(config: Any) -> list[str]:
     """A sentence for each reason for which Ray 2.60 would not start here, or only log why."""
     around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
