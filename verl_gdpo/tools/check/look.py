@@ -99,12 +99,11 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> tuple[GdpoSettings |
         f"reward_manager={config.reward.reward_manager.name}"
     )
     if settings is None:
-        remark = (
+        return None, [
             f"{names}: both are verl's own, so verl-gdpo has no part in this run, which trains on "
             "one score of each response. For GDPO: algorithm.adv_estimator=gdpo "
             "reward.reward_manager.name=gdpo"
-        )
-        return None, [remark]
+        ]
     shown = [f.name for f in fields(settings) if f.repr and f.name != "rewards"]
     return settings, [names, ", ".join(f"{key}={getattr(settings, key)}" for key in shown)]
 
