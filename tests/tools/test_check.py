@@ -22,7 +22,7 @@ from verl_gdpo.sandbox import machine as sandbox_machine
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
-from verl_gdpo.tools.check import NOT_CHECKED, machine, main
+from verl_gdpo.tools.check import machine, main
 from verl_gdpo.tools.check.dry_run import made_up_responses
 from workshop.tiny_policy.model import make_tiny_model
 
@@ -274,14 +274,6 @@ def test_the_plain_command_of_the_page(plain):
     assert plain()[0] == 0
 
 
-def test_what_is_not_checked_is_one_list(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    told = capsys.readouterr().out
-    assert NOT_CHECKED in told and f"\n\n{NOT_CHECKED}\n\n" in PAGE
-    assert max(map(len, NOT_CHECKED.splitlines())) <= 100
-
-
 def test_the_table_of_broken_configurations_is_long():
     assert len(BROKEN) == PAGE.split("## Broken")[1].count("\n| `") >= 50
 
@@ -422,16 +414,6 @@ def test_what_others_print_is_shown_on_request(data, capfd, monkeypatch):
     assert main(["-v", *of_the_page(COMMAND, data), *custom(data, "prints")]) == 0
     printed = capfd.readouterr()
     assert "noise of Python" in printed.out and "noise of the system" in printed.err
-
-
-def test_the_recipes_are_named_to_those_who_forget_them(checks):
-    for arguments in (["task=gsm8k"], ["--config-name", "train"]):
-        code, _, messages = checks(*arguments)
-        assert code == 1
-        assert re.search(
-            r"found with --config-dir /.+/recipes --config-name train, as in", messages
-        )
-    assert "found with" not in checks("--config-name", "trian")[2]
 
 
 # --- no, in our recipes --------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_what_was_looked_for_in_vain():
     assert line_of(arm(steps=19)).endswith("in 19 steps, which are too few for most rules")
     plain = made_arm("mine", {step: {"critic/score/mean": 0.5} for step in range(30)})
     assert line_of(plain).endswith(
-        "no rule on each reward sees mine0, without the metrics of verl-gdpo"
+        "no rule on each reward sees mine0, without reward.reward_manager.name=gdpo"
     )
 
 

@@ -20,7 +20,6 @@ from verl_gdpo.tools.report.page import (
     prompt_end,
     response_start,
     signed,
-    with_code,
     write,
 )
 from verl_gdpo.tools.report.runs import is_of_one_run, over_runs, read_arms, trailing_mean
@@ -105,7 +104,7 @@ def test_a_gap_stays_a_gap_and_takes_no_other_step_with_it():
     assert (found[""][1], found[""][2]) == (2.0, 4.0) and math.isnan(found[""][3])
 
 
-def test_metrics_that_are_no_number_are_a_gap_and_a_warning(tmp_path, capsys):
+def test_metrics_that_are_no_number_are_a_gap_and_a_finding(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=9)
     lines = [json.loads(line) for line in (run / "metrics" / "1.jsonl").read_text().splitlines()]
     for step, value in ((3, math.nan), (9, None)):
@@ -113,21 +112,16 @@ def test_metrics_that_are_no_number_are_a_gap_and_a_warning(tmp_path, capsys):
     for line in lines:
         line["data"]["actor/grad_norm"] = math.inf
     write_metrics(run, lines)
-    said = [
-        "no finite number at 2 steps, first at 3: gdpo/format/mean, gdpo/format/energy",
-        "no finite number at 10 steps, first at 0: actor/grad_norm",
-    ]
+    found = "no finite number: actor/grad_norm, gdpo/format/energy, gdpo/format/mean"
     assert main([str(run)]) == 0
     text = (run / "report" / "index.html").read_text()
-    assert all(
-        f"run: {said_of_it}. Lines leave it out." in parts_of(text).text for said_of_it in said
-    )
+    assert f"{found} steps 0 to 9." in " ".join(parts_of(text).text.split())
     curve = data_of(text)["format"]["gdpo"]
     assert [step for step, value in curve.items() if value is None] == [3, 9]
     capsys.readouterr()
     assert summary.main([str(run)]) == 0
     out = capsys.readouterr().out
-    assert all(f"WARNING: {text}\n" in out for text in said)
+    assert f"FINDING: {found} (steps 0 to 9)." in out
     assert re.search(r"^format +0\.\d+ +nan ", out, re.M)
 
 
@@ -287,18 +281,6 @@ def test_the_page_escapes_what_a_model_wrote_and_needs_nothing_else(tmp_path, ca
     assert text.count("<script") == 2
 
 
-def test_prompts_that_a_step_has_more_than_once(tmp_path):
-    dump = make_run(tmp_path / "run", steps=4) / "rollouts" / "4.jsonl"
-    rows = [json.loads(line) for line in dump.read_text().splitlines()]
-    assert build_page([tmp_path / "run"]).remarks == []
-    for row in rows:
-        row["input"] = row["input"].replace("equal", "Oslo").replace("cancelled", "equal")
-    rows += [{**row, "uid": f"pad{row['uid']}", "group": "pad", "is_padding": True} for row in rows]
-    dump.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [remark] = build_page([tmp_path / "run"]).remarks
-    assert remark.text == "2 of 4 groups of step 4 have the prompt of another one"
-
-
 def test_the_first_screen_in_its_order(tmp_path):
     run, grpo = (make_run(tmp_path / arm, arm, steps=30) for arm in ("gdpo", "grpo"))
     lines = [json.loads(line) for line in (run / "metrics" / "1.jsonl").read_text().splitlines()]
@@ -324,8 +306,7 @@ def test_the_first_screen_in_its_order(tmp_path):
         "Is a reward dead or saturated?",
         "More of the training",
         '<section id="examples">',
-        '<details id="made-of">',
-        "rewards by name",
+        '<details id="about">',
         "</details>\n</main>",
     ]
     places = [text.index(part) for part in order]
@@ -383,9 +364,4 @@ def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
     why = page.advice["run"]
     text = write(page, tmp_path / "out").read_text()
     assert "no rollout dump" in why and text.count(why) == 2
-    assert "train with trainer.test_freq=STEPS" in text
     assert data_of(text) == {"a": {"run": {1: 0.5}}}
-
-
-def test_commands_in_the_text_are_code_and_nothing_else_is_markup():
-    assert with_code("see `a <b>` & c") == "see <code>a &lt;b&gt;</code> &amp; c"

@@ -117,7 +117,7 @@ def test_the_page_in_a_browser(report, tmp_path):
         assert frame["title"] == "gdpo, a_rather_long_name_of_an_arm"
         assert frame["loaded"] == []
         assert frame["figures"] == frame["canvases"] > 10 and frame["narrowest"] > 250
-        assert frame["tables"] == frame["shadows"] == 3
+        assert frame["tables"] == frame["shadows"] == 2
         if int(frame["asked"]) > 1000:
             assert frame["lowest"] < HEIGHT
         brightness = sum(map(int, re.findall(r"\d+", frame["background"])))

@@ -161,21 +161,6 @@ def finite_or_nan(value: Any) -> float:
     return value if is_number else math.nan
 
 
-def gaps(metrics: Metrics) -> list[str]:
-    """Return texts that list non-finite metrics, grouped by the steps at which they occur."""
-    steps_of: dict[str, list[int]] = {}
-    for step, values in metrics.items():
-        for name in (name for name, value in values.items() if math.isnan(value)):
-            steps_of.setdefault(name, []).append(step)
-    names_of: dict[tuple[int, ...], list[str]] = {}
-    for name, steps in steps_of.items():
-        names_of.setdefault(tuple(steps), []).append(name)
-    return [
-        f"no finite number at {len(steps)} steps, first at {steps[0]}: {', '.join(names)}"
-        for steps, names in names_of.items()
-    ]
-
-
 def config_of_run(folder: Path) -> Path | None:
     """Return the file with a run's configuration, given its folder, its rollouts/ or a dump.
 

@@ -26,7 +26,6 @@ from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.algorithm.settings import hint
-from verl_gdpo.tools import RECIPES
 
 PLAIN = "ppo_trainer"  # what `verl.trainer.main_ppo` takes without --config-name
 
@@ -62,11 +61,6 @@ def compose_accepted(options: argparse.Namespace) -> tuple[Any, list[str]]:
             config = compose_config(*where, kept, options.config_path)
             return config, [_why_refused(config, *each) for each in refused.items()]
         except (HydraException, OmegaConfBaseException) as error:
-            if options.config_dir is None and _names_our_recipes(where[1], kept):
-                raise ValueError(
-                    f"{error}\nThe recipes of verl-gdpo are found with --config-dir {RECIPES} "
-                    "--config-name train, as in the training command"
-                ) from error
             text = f"{getattr(error, 'override', '')}\n{error}\n"  # of what cannot be parsed
             named = [override for override in kept if _is_named(override, text)]
             if not named:
@@ -142,9 +136,3 @@ def composed(config: Any, overrides: Sequence[str]) -> Any:
         raise ValueError(f"{' '.join(overrides)}: {message}") from None
     OmegaConf.set_struct(changed, False)
     return changed
-
-
-def _names_our_recipes(name: str, overrides: Sequence[str]) -> bool:
-    groups = {folder.name for folder in RECIPES.iterdir() if folder.is_dir()}
-    keys = {override.split("=")[0] for override in overrides}
-    return (RECIPES / f"{name}.yaml").is_file() or bool(groups & keys)

@@ -14,7 +14,7 @@ from textwrap import shorten
 
 from verl_gdpo.run.checkpoints import newest_checkpoint
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import ENDS, NOTHING, Metrics, MetricsReader, ends, gaps
+from verl_gdpo.run.folder import ENDS, NOTHING, Metrics, MetricsReader, ends
 from verl_gdpo.run.starts import RecordedStart, starts_of
 from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import printable, render
@@ -62,7 +62,6 @@ def as_json(source: str) -> int:
             for name, of_one in ends(logged.metrics).items()
         },
         "findings": [asdict(finding) for finding in run_findings],
-        "warnings": gaps(logged.metrics),
     }
     print(json.dumps(record, allow_nan=False))
     return HAS_FINDING if any(not finding.is_over for finding in run_findings) else 0
@@ -130,5 +129,3 @@ def _print_metrics(logged: Logged) -> None:
     print(f"\n{render(HEADER, reward_table(logged.metrics))}\n")
     for finding in findings(logged.metrics):
         print(f"FINDING: {printable(str(finding))}")
-    for gap in gaps(logged.metrics):
-        print(f"WARNING: {printable(gap)}")

@@ -34,7 +34,6 @@ from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded
 
 Note = Callable[[str], None]
 KEYS = ("problem", "tests")
-FLAGS = {"keep_several": "keep problems that take any of several answers"}
 VERLS_SOURCES = ("codecontests", "apps", "codeforces", "taco")  # `default_compute_score` has them
 OPERATORS = {"+": add, "-": sub, "*": mul}
 LONG_SHARE = 0.5
@@ -51,7 +50,7 @@ PRINTS = ("print(int(input()) {what})", "n = int(input())\nr = n {what}\nprint(r
 RETURNS = ("def f(n):\n    return n {what}", "def f(n):\n    r = n {what}\n    return r")
 
 
-def _row_of(item: Any, note: Note, keep_several: bool = False, **options: Any) -> Row:
+def _row_of(item: Any, note: Note, **options: Any) -> Row:
     require(isinstance(item, dict), "", item, "an object")
     for key in (*KEYS, *item):
         if key not in item:
@@ -63,7 +62,7 @@ def _row_of(item: Any, note: Note, keep_several: bool = False, **options: Any) -
     require(isinstance(item["problem"], str), "problem", item["problem"], "a str")
     for text in solutions:
         require(isinstance(text, str), "solutions", text, "a str")
-    _look_for_several(item["problem"], note, keep_several)
+    _leave_out_several(item["problem"])
     problem = _problem(item["tests"], "tests", note)
     first, *others = [replace(problem, solution=one) for one in solutions] or [problem]
     if others:  # the first that passes; `_mend` tries a single one
@@ -71,14 +70,14 @@ def _row_of(item: Any, note: Note, keep_several: bool = False, **options: Any) -
     return make_row(TASK, item["problem"], first.text(), TASK.system_prompt)
 
 
-def _row_of_verl(row: Any, note: Note, keep_several: bool = False) -> Row:
+def _row_of_verl(row: Any, note: Note) -> Row:
     """One of ours as it is; of verl's, the prompt as it is and the ground truth in our form."""
     source = row.get("data_source")
     if source in (None, *TASK.data_sources):
         return dict(row)
     if source not in VERLS_SOURCES:
         raise LeftOut("another task")
-    _look_for_several(str(row.get("prompt")).replace("\\n", "."), note, keep_several)
+    _leave_out_several(str(row.get("prompt")).replace("\\n", "."))
     field = "reward_model.ground_truth"
     try:
         tests = json.loads(row["reward_model"]["ground_truth"])
@@ -88,13 +87,10 @@ def _row_of_verl(row: Any, note: Note, keep_several: bool = False) -> Row:
     return {**made, "prompt": row.get("prompt")}
 
 
-def _look_for_several(problem: str, note: Note, keep: bool) -> None:
-    """Leave out, or note, a problem that takes answers that its tests do not know."""
+def _leave_out_several(problem: str) -> None:
+    """Leave out a problem that takes answers that its tests do not know."""
     if SEVERAL.search(problem):
-        why = "it takes any of several answers, and its tests know one"
-        if not keep:
-            raise LeftOut(why)
-        note(f"kept ({why})")
+        raise LeftOut("it takes any of several answers, and its tests know one")
 
 
 def _problem(tests: Any, field: str, note: Note) -> Problem:
@@ -140,5 +136,5 @@ def _made_row(rng: Random, split: str) -> Row:
 
 make_rows = seeded(TASK.name, _made_row)
 SOURCES = Sources(
-    task=TASK, row_of=_row_of, of_parquet=_row_of_verl, mend=_mend, make_rows=make_rows, flags=FLAGS
+    task=TASK, row_of=_row_of, of_parquet=_row_of_verl, mend=_mend, make_rows=make_rows
 )

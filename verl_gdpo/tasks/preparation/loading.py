@@ -43,12 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser, sources: Sources) -> None:
         add("--synthetic-test", metavar="M", type=positive, help=about)
         about = "of the synthetic rows (default: 0)"
         add("--seed", type=partial(whole_number, 0), help=about)
-    flags = dict(sources.flags)
     if WEAK in options_of(sources.task):
-        flags = {WEAK: "let the rows' solutions run in a weak sandbox, if no better one is here"}
-        flags |= sources.flags
-    for name, about in flags.items():
-        add(f"--{name.replace('_', '-')}", action="store_true", help=about)
+        about = "let the rows' solutions run in a weak sandbox, if no better one is here"
+        add(f"--{WEAK.replace('_', '-')}", action="store_true", help=about)
     if sources.base_url:
         add("--base-url", metavar="URL", help=f"a mirror of {sources.base_url}")
         about = "for downloads (default: ~/.cache/verl-gdpo)"
@@ -71,7 +68,7 @@ def load(sources: Sources, args: argparse.Namespace) -> Splits:
         OSError: a file cannot be read or, for a download, written.
     """
     arguments = vars(args)
-    _refuse_stray_options(sources, arguments)
+    _refuse_stray_options(arguments)
     if args.source is not None:
         return _from_files(_with_options(sources, arguments), args.source, args.test)
     if arguments.get("synthetic") is not None:
@@ -82,9 +79,9 @@ def load(sources: Sources, args: argparse.Namespace) -> Splits:
     return _from_upstream(sources, args.base_url or sources.base_url, args.cache)
 
 
-def _refuse_stray_options(sources: Sources, arguments: Mapping[str, Any]) -> None:
+def _refuse_stray_options(arguments: Mapping[str, Any]) -> None:
     of_seed, of_files = arguments.get("synthetic") is not None, arguments["source"] is not None
-    stray: list[str] = [] if of_files else ["test", *filter(arguments.get, sources.flags)]
+    stray: list[str] = [] if of_files else ["test"]
     stray += [] if of_seed else ["synthetic_test", "seed"]
     stray += ["base_url", "cache"] if of_seed or of_files else []
     for name in stray:
@@ -95,13 +92,11 @@ def _refuse_stray_options(sources: Sources, arguments: Mapping[str, Any]) -> Non
 
 def _with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:
     """The sources whose functions have the options that are on."""
-    flags = {name: True for name in sources.flags if arguments[name]}
     weak = {WEAK: True} if arguments.get(WEAK) else {}
     return replace(
         sources,
         task=replace(sources.task, score=partial(sources.task.score, **weak)),
-        row_of=partial(sources.row_of, **flags, **weak),
-        of_parquet=partial(sources.of_parquet, **flags),
+        row_of=partial(sources.row_of, **weak),
         mend=sources.mend and partial(sources.mend, **weak),
     )
 

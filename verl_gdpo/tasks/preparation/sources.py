@@ -35,7 +35,6 @@ class Sources:
     base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
     dropped: keys of `extra_info` that are left out.
-    flags: {option of `row_of` and `of_parquet` that is on if it is named: what it does}.
     """
 
     task: Task
@@ -46,7 +45,6 @@ class Sources:
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()
-    flags: Mapping[str, str] = field(default_factory=dict)
 
 
 def sources_of(task: Task) -> Sources:

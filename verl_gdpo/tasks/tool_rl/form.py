@@ -6,10 +6,9 @@ prompt, ground truths and parser cannot disagree. `score.py` turns the nearness 
 `correctness`, and explains it there.
 """
 
-import importlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -132,14 +131,8 @@ def _parse_response(response: str) -> list[Call] | None:
     return calls
 
 
-def share_of_best(
-    response: str, gold: list[Call], granularity: str, total: Callable[[_PairScores], float]
-) -> float:
-    """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared.
-
-    Args:
-        total: function that sums the scores of the matched pairs.
-    """
+def share_of_best(response: str, gold: list[Call], granularity: str) -> float:
+    """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared."""
     try:
         predicted = _parse_response(response)
         if predicted is None:
@@ -157,7 +150,7 @@ def share_of_best(
     reachable = 1 + len(gold)
     if granularity != "intermediate":
         reachable += sum(len(call[PARAMETERS_KEY]) for call in gold)
-    return (reached + total(pairs)) / reachable
+    return (reached + _total(pairs)) / reachable
 
 
 def _pair_scores(gold: list[Call], predicted: list[Call], granularity: str) -> _PairScores | None:
@@ -199,7 +192,7 @@ def _jaccard(common: int, size: int, other_size: int) -> float:
     return common / union if union else 1.0
 
 
-def total_greedy(pairs: _PairScores) -> float:
+def _total(pairs: _PairScores) -> float:
     """Sum each gold call's best unused pair, in order; a pair with score 0 uses no call."""
     total, used = 0.0, set()
     for row in pairs:
@@ -209,23 +202,4 @@ def total_greedy(pairs: _PairScores) -> float:
                 best, best_score = i, pair_score
         used.add(best)
         total += best_score
-    return total
-
-
-def total_optimal() -> Callable[[_PairScores], float]:
-    """Return a function that computes the largest sum over all one-to-one assignments."""
-    try:
-        solve = importlib.import_module("scipy.optimize").linear_sum_assignment
-    except ImportError as error:
-        raise ImportError(
-            "tool_rl matching='optimal' needs scipy, which cannot be imported: "
-            "pip install 'verl-gdpo[optimal-matching]', or use matching='greedy'"
-        ) from error
-
-    def total(pairs: _PairScores) -> float:
-        columns = sorted({i for row in pairs for i in row})
-        table = [[row.get(i, 0.0) for i in columns] for row in pairs]
-        rows, chosen = solve(table, maximize=True)
-        return float(sum(table[r][c] for r, c in zip(rows, chosen, strict=True)))
-
     return total

@@ -16,12 +16,10 @@ from verl_gdpo.tasks import Task
 from verl_gdpo.tasks.tool_rl import DATA_SOURCES, form
 
 Granularity = Literal["fine", "refined", "intermediate", "coarse"]
-Matching = Literal["greedy", "optimal"]
 Schedule = Literal["constant", "linear", "two_stage"]
 LengthSchedule = Literal["constant", "linear"]
 CHOICES = {
     "granularity": get_args(Granularity),
-    "matching": get_args(Matching),
     "schedule": get_args(Schedule),
     "length_schedule": get_args(LengthSchedule),
 }
@@ -39,7 +37,6 @@ def score(
     *,
     response_tokens: int | None = None,
     granularity: Granularity = "fine",
-    matching: Matching = "greedy",
     max_correctness: float = 3.0,
     schedule: Schedule = "constant",
     length: bool = False,
@@ -63,9 +60,8 @@ def score(
             equal values], D = 1 + sum over gold calls of (1 + number of parameters); J is the
             multiset Jaccard index. "refined": the same, but J is 1 for lists equal in order or 0.
             "intermediate": a matched pair scores 1 if the two calls are equal, D = 1 + n.
-            "coarse": M if all calls are equal in order, else -M.
-        matching: "greedy" gives each gold call, in order, the first best unused predicted call of
-            the same name (the reference); "optimal" maximises the sum of pair scores (needs scipy).
+            "coarse": M if all calls are equal in order, else -M. Each gold call, in order, is
+            matched with the first best unused predicted call of the same name.
         max_correctness: M > 0, correctness is in [-M, M]; 3 in both papers, 1 in ToolRL's ablation.
         schedule: how the range of the rewards changes with t = `step`. "constant": format is 0 or
             1, M is `max_correctness`. "linear": format is min(-1, -2 + t/75) or max(1, 2 - t/150),
@@ -88,14 +84,11 @@ def score(
     Raises:
         TypeError: an option is unknown.
         ValueError: the ground truth is malformed, or an option has a bad value.
-        ImportError: matching="optimal" is set, and scipy is missing.
 
-    Sources: ToolRL, arXiv 2504.13958 (all options but `matching`); GDPO, arXiv 2601.05242.
+    Sources: ToolRL, arXiv 2504.13958 (all options); GDPO, arXiv 2601.05242.
     """
-    chosen: dict[str, str] = {"granularity": granularity, "matching": matching}
-    chosen |= {"schedule": schedule, "length_schedule": length_schedule}
-    _check_options(chosen, max_correctness, step)
-    total = form.total_optimal() if matching == "optimal" else form.total_greedy
+    chosen: dict[str, str] = {"granularity": granularity, "schedule": schedule}
+    _check_options({**chosen, "length_schedule": length_schedule}, max_correctness, step)
     format_low, format_high, bound = _reward_ranges(schedule, step or 0, max_correctness)
     gold = form.parse_ground_truth(ground_truth)
     response = response.strip()
@@ -103,9 +96,7 @@ def score(
     scores = {"format": format_high if _has_layout(response, ground_truth) else format_low}
     scores["correctness"] = 0.0
     if gold:
-        scores["correctness"] = (
-            2 * bound * form.share_of_best(response, gold, granularity, total) - bound
-        )
+        scores["correctness"] = 2 * bound * form.share_of_best(response, gold, granularity) - bound
     if length:
         scores["length"] = _length(response, length_schedule, step or 0)
     return scores

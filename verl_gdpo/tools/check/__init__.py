@@ -66,9 +66,6 @@ class Output:
             self.problems.append(message_of(error))
             return None
 
-    def remark(self, question: Callable[..., Texts], *arguments: Any) -> None:
-        self.say(self.ask(question, *arguments))
-
     def warn(self, question: Callable[..., Texts], *arguments: Any) -> None:
         self.say(self.ask(question, *arguments), is_warning=True)
 
@@ -131,19 +128,6 @@ def _turn(targets: list[int]) -> None:
         os.dup2(target, number)
 
 
-# the end of --help, and a list in docs/check.md
-NOT_CHECKED = """\
-- the rewards of real responses: the made-up ones may be of a form that your function does not know
-- a reward model, a judge or a sandbox service under load; those of a reward model are not tried
-- the model's weights, and whether the rollout engine can run this model
-- whether memory suffices: for FSDP, keys that ask for more than a table has are only said
-- the nodes of a Ray cluster that runs; the start of the run compares their files of verl-gdpo
-- the GPUs of a rollout with nodes of its own (`separate_async` and the like)
-- files that verl fetches, your own dataset class, pictures, and more than 1,000 prompts of a file
-- what your tools and agent loops do, and whether their files are there
-- how fast the run is, and whether it learns"""
-
-
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(argv)  # as Hydra takes them
     with others_kept_away(options.verbose) as out:
@@ -176,8 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo check",
         description=__doc__.splitlines()[0],
-        epilog=f"It does not check:\n{NOT_CHECKED}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="docs/check.md says what it looks for, and what it does not check.",
     )
     add_config_arguments(parser)
     add = parser.add_argument

@@ -121,14 +121,10 @@ def _names(gpus: Sequence[Gpu]) -> str:
 
 
 def keys_for(billions: float, count: int, memory_mib: int) -> Keys:
-    """The keys for a model of so many parameters on `count` GPUs, by the table.
-
-    A model takes the keys of the next larger one in it, and a GPU those of the next smaller card.
-    """
-    size = next((size for size in KEYS if billions <= 1.05 * size), max(KEYS))
+    """The keys for a model of the table on `count` GPUs, each as the next smaller card."""
     # a driver and torch take up to a tenth of what a card is sold with
     fits = [card for card in CARDS_GB if memory_mib >= 0.9 * 1024 * card]
-    return KEYS[size].get(used_of(count), {}).get(max(fits, default=CARDS_GB[0]), Keys())
+    return KEYS[billions].get(used_of(count), {}).get(max(fits, default=CARDS_GB[0]), Keys())
 
 
 def used_of(count: int) -> int:

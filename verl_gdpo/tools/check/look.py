@@ -39,8 +39,9 @@ def look(output: Output, config: Any, options: argparse.Namespace) -> None:
 
 def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     if not options.elsewhere:
-        output.refuse(machine.what_is_missing, config)
-        output.warn(machine.check_gpus, config)
+        for ask in (machine.what_ray_refuses, machine.missing_packages, machine.missing_trackers):
+            output.refuse(ask, config)
+        output.ask(machine.check_gpus, config)
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
     rows = sum(file.table.num_rows for file in training or [])
     steps = output.ask(machine.count_steps, config, rows) if rows else None
@@ -59,10 +60,10 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     environment = output.ask(machine.check_environment, config)
     if environment is None:
         return
-    output.remark(choose, config)
+    output.say(output.ask(choose, config))
     output.refuse(rules.unknown_names, config)
     output.refuse(machine.missing_models, config)
-    output.remark(verl_questions.what_validation_prints, config)
+    output.say(output.ask(verl_questions.what_validation_prints, config))
     output.ask(verl_questions.make_rollout_config_and_dataset_class, config)
     output.ask(verl_questions.make_optimizer, config)
     if plan and (trainer := output.ask(rules.check_trainer, config)):
@@ -98,12 +99,11 @@ def make_plan(config: Any, training: Sequence[DataFile]) -> tuple[GdpoSettings |
         f"reward_manager={config.reward.reward_manager.name}"
     )
     if settings is None:
-        remark = (
+        return None, [
             f"{names}: both are verl's own, so verl-gdpo has no part in this run, which trains on "
             "one score of each response. For GDPO: algorithm.adv_estimator=gdpo "
             "reward.reward_manager.name=gdpo"
-        )
-        return None, [remark]
+        ]
     shown = [f.name for f in fields(settings) if f.repr and f.name != "rewards"]
     return settings, [names, ", ".join(f"{key}={getattr(settings, key)}" for key in shown)]
 

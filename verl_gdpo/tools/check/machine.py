@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -12,14 +12,12 @@ from urllib.parse import urlsplit
 
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import verl_gdpo
 from verl_gdpo.hooks.configuration import has_own_scorer
 from verl_gdpo.hooks.verl_questions import VERSION, import_parts, trains_critic
 from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
-from verl_gdpo.tools.check.gpus import CARDS_GB, KEYS, TOKENS, keys_for
 
 LONGEST_SOCKET = 107  # bytes of a path, of Linux
 # what Ray 2.60 puts after its folder
@@ -52,12 +50,6 @@ def check_environment(config: Any) -> str:
     return f"verl {VERSION}, verl-gdpo {verl_gdpo.__version__}"
 
 
-def what_is_missing(config: Any) -> list[str]:
-    """A sentence for each thing but a GPU that this machine lacks."""
-    questions = what_ray_refuses, missing_packages, missing_trackers
-    return [problem for ask in questions for problem in ask(config)]
-
-
 def what_ray_refuses(config: Any) -> list[str]:
     """A sentence for each reason for which Ray 2.60 would not start here, or only log why."""
     around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
@@ -79,69 +71,16 @@ def what_ray_refuses(config: Any) -> list[str]:
     return [text for is_refused, text in table if is_refused]
 
 
-def check_gpus(config: Any) -> list[str]:
-    """A sentence if the keys may not fit the GPUs of a run on `trainer.device=cuda`.
-
-    Raises:
-        ValueError: there are too few.
-    """
-    if config.trainer.device != "cuda":
-        return []
+def check_gpus(config: Any) -> None:
+    """Raise ValueError if a run on `trainer.device=cuda` has too few GPUs here."""
     wanted, count = config.trainer.n_gpus_per_node, torch.cuda.device_count()
-    if count < wanted:
+    if config.trainer.device == "cuda" and count < wanted:
         build = "" if torch.version.cuda else f" (torch {torch.__version__} is without CUDA)"
         raise ValueError(
             f"trainer.n_gpus_per_node={wanted}, but {count} GPUs are here{build}. If the run will "
             "be on another machine: --elsewhere. Our recipes run without a GPU: hardware=cpu and "
             "VERL_PLATFORM=cpu"
         )
-    is_fsdp = str(config.actor_rollout_ref.actor.strategy).startswith("fsdp")
-    # a LoRA's own states are small
-    if not is_fsdp or config.actor_rollout_ref.model.lora_rank > 0:
-        return []
-    billions = billions_in(str(config.actor_rollout_ref.model.path))
-    memory = (torch.cuda.get_device_properties(i).total_memory for i in range(wanted))
-    return what_may_not_fit(config, billions, min(memory)) if billions else []
-
-
-def billions_in(path: str) -> float | None:
-    """Billions of parameters of a language model on this machine; None if it is not there."""
-    place = str(Path(path).expanduser())
-    try:
-        config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError):  # also of a model with code of its own, or of pictures too
-        return None
-    return float(sum(p.numel() for p in model.parameters()) / 1e9)
-
-
-def what_may_not_fit(config: Any, billions: float, gpu_bytes: int) -> list[str]:
-    """A sentence where the table has no such machine, or keys that ask for less memory."""
-    count = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    size = f"{billions:.2f} B parameters on {count} x {gpu_bytes / 1e9:.0f} GB"
-    if billions > 1.05 * max(KEYS) or gpu_bytes < 0.9e9 * min(CARDS_GB):
-        return [
-            f"{size}: the table of keys has models up to {max(KEYS)} B parameters, and GPUs from "
-            f"{min(CARDS_GB)} GB on; recipes/README.md says what each key of memory does"
-        ]
-    keys = _larger_than(keys_for(billions, count, gpu_bytes >> 20).overrides(), config)
-    return [f"{size} may not fit (no GPU has confirmed it). With less memory: {keys}"] * bool(keys)
-
-
-def _larger_than(keys: Mapping[str, Any], config: Any) -> str:
-    """Those of these overrides that ask for less memory of a GPU than the configuration."""
-    actor, data = config.actor_rollout_ref.actor, config.data
-    values = {key: OmegaConf.select(config, key) for key in keys}
-    if not actor.use_dynamic_bsz:
-        longest = int(data.max_prompt_length + data.max_response_length)
-        values[TOKENS] = longest * (actor.ppo_micro_batch_size_per_gpu or 1)
-    # what is away from the GPU is True, and the others are limits
-    return " ".join(
-        f"{key}={value}"
-        for key, value in keys.items()
-        if (value and not values[key] if isinstance(value, bool) else values[key] > value)
-    )
 
 
 def missing_packages(config: Any) -> list[str]:

@@ -12,10 +12,8 @@ from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from verl_gdpo.algorithm.zero import SAME_STD
-from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.dump_reader import (
     HOW,
     SUMMED,
@@ -83,7 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
     add("--steps", type=step_range, metavar="FIRST:LAST", help="these steps only; or one step")
     add("--top", type=int, default=3, help="number of groups to show for each alternative (3)")
-    add("--out", type=Path, metavar="FILE.parquet", help="write all rollouts")
     return parser
 
 
@@ -104,12 +101,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{files[0]}: {SUMMED}")
     own = _own(path, files, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
     alternatives = choose(own, arguments.arm, arguments.overrides)
-    keeps_table = arguments.out is not None
-    replay = Replay(own, alternatives, arguments.top, keeps_table, scorer).read(files)
+    replay = Replay(own, alternatives, arguments.top, scorer).read(files)
     is_reproduced = _print(replay, path, [dump for dump in unfinished if int(dump.stem) in steps])
-    if keeps_table:
-        with replace_together(arguments.out) as (file,):
-            pd.concat(replay.tables, ignore_index=True).to_parquet(file, index=False)
     return 0 if is_reproduced else 1
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import is_number
@@ -24,7 +23,6 @@ from verl_gdpo.tools.advice.evidence import FIRST_STEPS, StepRewards
 from verl_gdpo.tools.replay.arms import COMPUTED, Arm, ReplayedStep, group_numbers
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
-IDENTITY = ("group", "session", "uid", "data_source", "response_tokens", "trained_tokens")
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -144,7 +142,6 @@ class Replay:
     own: Arm
     alternatives: Sequence[Arm]
     top: int = 0
-    keep_table: bool = False
     scorer: Scorer | None = None  # whose rewards replace those of the dump
     reference: str = ""  # LOGGED or OF_SCORE, once something is read
     rescored: Rescored = field(default_factory=Rescored)
@@ -152,7 +149,6 @@ class Replay:
     steps: list[StepReport] = field(default_factory=list)
     worst: Mismatch | None = None  # None if nothing is read, or the run's estimator is unknown
     most_different: dict[str, list[Group]] = field(default_factory=dict)
-    tables: list[pd.DataFrame] = field(default_factory=list)  # with `keep_table`, one a step
     evidence: list[StepRewards] = field(default_factory=list)  # of what GDPO would change
 
     @property
@@ -200,8 +196,6 @@ class Replay:
         for row in counted if self.scorer else ():
             self.rescored.add(row)
         self._keep_groups(report, counted, group_B)
-        if self.keep_table:
-            self.tables.append(_table(report, counted))
 
     def _reference(self, step: ReplayedStep) -> Floats:
         name, A_B = LOGGED, step.logged_B
@@ -238,12 +232,3 @@ class Replay:
             known = [*self.most_different.get(name, []), *apart]
             known.sort(key=lambda group: -group.distance[name])
             self.most_different[name] = known[: self.top]
-
-
-def _table(report: StepReport, rows: Rows) -> pd.DataFrame:
-    """Return one row per rollout; what is no number is NaN."""
-    columns = {"step": report.number, **{name: [row[name] for row in rows] for name in IDENTITY}}
-    rewards = pd.DataFrame([row["rewards"] for row in rows], dtype=object)
-    rewards = rewards.apply(pd.to_numeric, errors="coerce").astype(float).add_prefix("reward/")
-    advantages = {f"advantage/{name}": column.A_B for name, column in report.columns.items()}
-    return pd.DataFrame(columns).join(rewards).join(pd.DataFrame(advantages))

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,13 +10,12 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from verl_gdpo import __version__
 from verl_gdpo.algorithm.samples import RewardError
-from verl_gdpo.run.dump_reader import Scorer, repeated_prompts
+from verl_gdpo.run.dump_reader import Scorer
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import gaps
 from verl_gdpo.run.starts import starts_of
 from verl_gdpo.tools.advice import TITLE, Description, describe
 from verl_gdpo.tools.advice.evidence import FIRST_STEPS, Evidence
@@ -25,11 +23,10 @@ from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sec
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, read_step, settings_of
 from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms, without_stopped
-from verl_gdpo.tools.report.tables import Table, differences, inputs, results
+from verl_gdpo.tools.report.tables import Table, differences, results
 
 T = TypeVar("T")
 CHARACTERS = 1500  # of one text
-MOST_REPEATED = 0.1  # of the groups of a step; the end of an epoch repeats a few
 ENOUGH = 30  # logged steps, for most rules
 
 
@@ -54,8 +51,6 @@ class Page:
     advice: Mapping[str, Description | str]  # of the first run of each arm, or why there is none
     tables: Sequence[Table]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
-    made_of: Table
-    gaps: Sequence[str]
 
 
 def build_page(
@@ -86,8 +81,6 @@ def build_page(
         advice={arm.name: _or_why(_advice, arm.runs[0]) for arm in arms},
         tables=[table for table in tables if table],
         examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
-        made_of=inputs(arms),
-        gaps=[f"{run.name}: {gap}" for run in members for gap in gaps(run.metrics)],
     )
 
 
@@ -106,9 +99,6 @@ def _of_run(run: Run, charts: Sequence[Chart], who: str) -> Iterator[Remark]:
     if starts and starts[-1].end.get("exit_code"):
         why = starts[-1].end.get("why")
         yield Remark(f"{who}the training stopped at step {run.last_step}: {why}")
-    repeated = _or_why(_repeated, run)
-    if isinstance(repeated, Remark):
-        yield repeated._replace(text=who + repeated.text)
     for finding in findings(run.metrics):
         chart = chart_of(finding, charts)
         place = (chart.id if chart else "", finding.first, finding.last, finding.is_over)
@@ -122,17 +112,8 @@ def verdict(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
     steps = min(sum(step > 0 for step in run.metrics) for run in members)
     few = "" if steps >= ENOUGH else ", which are too few for most rules"
     unchecked = ", ".join(run.name for run in members if not run.named_rewards)
-    more = f"; no rule on each reward sees {unchecked}, without the metrics of verl-gdpo"
+    more = f"; no rule on each reward sees {unchecked}, without reward.reward_manager.name=gdpo"
     return f"No rule finds anything in {steps} steps{few}{more if unchecked else ''}"
-
-
-def _repeated(run: Run) -> Remark | None:
-    """What to say of prompts that the last step has more than once, beyond an epoch's end."""
-    file = run.dumps()[-1]
-    repeated, count = repeated_prompts(file)
-    text = f"{repeated} of {count} groups of step {file.stem} have the prompt of another one"
-    advice = "Look for rows in data.train_files that are the same"
-    return Remark(text, advice) if repeated > MOST_REPEATED * count else None
 
 
 def _advice(run: Run) -> Description:
@@ -156,8 +137,7 @@ def write(page: Page, out: Path) -> Path:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"signed": signed, "with_code": with_code}
-    environment.filters |= {"end": prompt_end, "start": response_start}
+    environment.filters |= {"signed": signed, "end": prompt_end, "start": response_start}
     script = _file("uplot/uPlot.iife.min.js") + "\n" + _file("page.js")
     text = environment.from_string(_file("page.html.jinja")).render(
         page=page,
@@ -183,11 +163,6 @@ def signed(value: float, digits: int = 2) -> str:
     """`+0.87`, and 0 without a sign."""
     rounded = round(value, digits)
     return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"
-
-
-def with_code(text: str) -> Markup:
-    """What is between backticks as code; the text is escaped."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def prompt_end(text: str) -> str:

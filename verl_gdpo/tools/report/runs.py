@@ -60,7 +60,6 @@ class Run:
     metrics: Metrics
     config: Any = None  # DictConfig, None where there is none
     label: str = ""  # the tracker's name for it; "" for that of the folder
-    tracker: str = "file logger"
     rollouts: Path | None = None  # the folder with its dumps
     scorer: Scorer | None = None  # scores the dumps again
 
@@ -113,7 +112,8 @@ class Run:
             ValueError: there are none.
         """
         if self.rollouts is None:
-            raise ValueError("no rollout dump; the end of this page says how to have them")
+            where = "trainer.rollout_data_dir=FOLDER, and name it with --rollouts"
+            raise ValueError(f"no rollout dump: train with {where}")
         return dump_files(self.rollouts)[0]
 
     def setting(self, key: str) -> Any:
@@ -152,7 +152,7 @@ def run_of(
     elif settings is not None:
         named = OmegaConf.select(settings, "trainer.rollout_data_dir")
         rollouts = Path(named) if named and Path(named).is_dir() else None
-    return Run(source, logged.metrics, settings, logged.name, logged.kind, rollouts, scorer)
+    return Run(source, logged.metrics, settings, logged.name, rollouts, scorer)
 
 
 def read_arms(

@@ -1,57 +1,30 @@
-"""The tables of the page: results, and what the page is made of."""
+"""The tables of the page: results, and where the configurations differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from verl_gdpo.run.dump_reader import DUMPS_READ
 from verl_gdpo.run.folder import ENDS, NOTHING, EndValue, Metrics, ends
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     TESTED,
     TRAINED,
-    Run,
     RunsOfArm,
     ends_apart,
     last_common_step,
     names,
 )
 
-# what each thing that a run may have makes possible, and how to have it
-INPUTS = {
-    "metrics": ("curves", ""),
-    "rewards by name": (
-        "curve of each reward, and findings about each",
-        "train with reward.reward_manager.name=gdpo, which works with grpo too",
-    ),
-    "validation": (
-        "its curve",
-        "train with trainer.test_freq=STEPS and trainer.val_before_train=True",
-    ),
-    "configuration": (
-        "model, data, seeds, and weights of the rewards",
-        "name it with --config; Hydra writes outputs/DATE/TIME/.hydra/config.yaml",
-    ),
-    "rollouts": (
-        "examples, what GDPO would change, and replay",
-        "train with trainer.rollout_data_dir=FOLDER, and name the folder with --rollouts",
-    ),
-}
-
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text; the first `labels` columns are words, the others numbers.
-
-    wraps: the cells are sentences, which may have several lines.
-    """
+    """Cells are text; the first `labels` columns are words, the others numbers."""
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     labels: int
-    wraps: bool = False
 
 
 def results(arms: Sequence[RunsOfArm]) -> Table:
@@ -98,29 +71,3 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
     rows = [(key, *of_key) for key, of_key in values.items() if len({*of_key}) > 1]
     header = ("key", *(arm.name for arm in arms if arm.runs[0].config))
     return Table("Where the configurations differ", header, rows, len(header)) if rows else None
-
-
-def inputs(arms: Sequence[RunsOfArm]) -> Table:
-    """The inputs of every run, as a table."""
-    rows = [(run.name, *row) for arm in arms for run in arm.runs for row in inputs_of(run)]
-    header = ("run", "input", "what there is", "what it makes possible, or how to have it")
-    return Table("Inputs", header, rows, labels=len(header), wraps=True)
-
-
-def inputs_of(run: Run) -> list[tuple[str, str, str]]:
-    """(input, what there is of it, what it makes possible or how to have it) of a run."""
-    try:
-        dumps = f"{len(run.dumps())} steps in {run.rollouts}; at most {DUMPS_READ} are read"
-    except ValueError:
-        dumps = ""
-    answers = {
-        "metrics": f"{len(run.metrics)} steps, from {run.tracker}",
-        "rewards by name": ", ".join(run.named_rewards),
-        "validation": "yes" if run.tested else "",
-        "configuration": "" if run.config is None else "yes",
-        "rollouts": dumps,
-    }
-    return [
-        (name, what or "no", INPUTS[name][0] if what else f"no {': '.join(INPUTS[name])}")
-        for name, what in answers.items()
-    ]
