@@ -34,11 +34,10 @@ class Brief(Rubric):
 class Sums(Rubric):
     """Brevity counts only for a correct answer: else that rubric does not run."""
 
-    weights = {"correct": 0.8, "brief": 0.2}
-
     def __init__(self) -> None:
         super().__init__()
         self.correct, self.brief = Correct(), Brief()
+        self.weights = {"correct": 0.8, "brief": 0.2}
 
     def forward(self, action: Answer, observation: Observation) -> float:
         if not self.correct(action, observation):
