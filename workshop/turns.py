@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 MOST_TURNS, SESSIONS = 5, 8
-# reward of a turn: its values, each as likely
-KINDS = {"progress: +1, or 0 in one of five": (1, 1, 1, 1, 0), "cost of a call: -0.2": (-0.2,)}
-FORMS = ("sum of the session", "each turn by its index", "return from a turn on, by its index")
+# the mean reward of a turn: its values, each as likely
+KINDS = {"progress, 0.8": (1, 1, 1, 1, 0), "cost, -0.2": (-0.2,)}
+FORMS = ("sum of the session", "index of the turn", "return from the turn on")
 
 
 def centred(values: Floats, present: npt.NDArray[Any], by_std: bool) -> Floats:
@@ -23,9 +23,9 @@ def centred(values: Floats, present: npt.NDArray[Any], by_std: bool) -> Floats:
     mean = (values * present).sum(axis=1, keepdims=True) / np.maximum(n, 1)
     apart = (values - mean) * (present & (n > 1))
     if not by_std:
-        return apart * n / np.maximum(n - 1, 1)
+        return np.asarray(apart * n / np.maximum(n - 1, 1))
     std = np.sqrt((apart**2).sum(axis=1, keepdims=True) / np.maximum(n - 1, 1))
-    return apart / np.where(std > 1e-9, std, 1.0)
+    return np.asarray(apart / np.where(std > 1e-9, std, 1.0))
 
 
 def gradient(

@@ -64,6 +64,10 @@ class SumsEnvironment(Environment[Answer, Observation, State]):
         observation.reward = self._apply_rubric(action, observation)
         leaves = {name: one for name, one in self.rubric.named_rubrics() if not [*one.children()]}
         scores = {name: one.last_score for name, one in leaves.items()}
+        if wrong := [
+            name for name, score in scores.items() if score is not None and score != score
+        ]:
+            raise ValueError(f"{wrong} is NaN, which the server would answer as null")
         observation.metadata = {"rewards": scores, "weights": self.rubric.weights}
         return observation
 
