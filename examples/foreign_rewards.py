@@ -18,7 +18,8 @@ async def verifiers(
     solution_str: str, ground_truth: str, url: str, entry: str, timeout: float = 60
 ) -> dict[str, Any]:
     """Ask examples/verifiers/server.py; `ground_truth` is the key of the task."""
-    answer = await post(f"{url}/score", {"task": ground_truth, "response": solution_str}, timeout)
+    url = f"{url.rstrip('/')}/score"
+    answer = await post(url, {"task": ground_truth, "response": solution_str}, timeout)
     return named(url, entry, answer, "rewards", "metrics")
 
 
@@ -26,8 +27,9 @@ async def openenv(
     solution_str: str, ground_truth: str, url: str, entry: str, timeout: float = 60
 ) -> dict[str, Any]:
     """Ask an environment of OpenEnv that returns the scores of its rubrics as metadata."""
+    url = f"{url.rstrip('/')}/step"
     action = {"text": solution_str, "expected": ground_truth}
-    answer = await post(f"{url}/step", {"action": action}, timeout)
+    answer = await post(url, {"action": action}, timeout)
     return named(url, entry, answer.get("metadata"), "rewards")
 
 

@@ -50,6 +50,12 @@ async def verify(request: web.Request) -> web.Response:
     return web.json_response(answer)
 
 
+def make_app() -> web.Application:
+    app = web.Application(client_max_size=2**26)
+    app.add_routes([web.post("/verify", verify)])
+    return app
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=8902, help="default: %(default)s")
@@ -58,9 +64,7 @@ def main() -> None:
     if args.rows:
         print("\n".join(json.dumps(verl_row(gym_row(index))) for index in range(ROWS)))
     else:
-        app = web.Application(client_max_size=2**26)
-        app.add_routes([web.post("/verify", verify)])
-        web.run_app(app, host="127.0.0.1", port=args.port)
+        web.run_app(make_app(), host="127.0.0.1", port=args.port)
 
 
 if __name__ == "__main__":
