@@ -253,6 +253,59 @@ def vllm(session: nox.Session) -> Counts:
     return tested(session, "tests/slow/vllm.py", *session.posargs)
 
 
+# asks for the second row as soon as the server is up, for a minute at most
+ASK = """
+import asyncio, json, sys, time
+import aiohttp
+from examples import foreign_rewards
+from tests.help.foreign_answers import ANSWERS, RESPONSE
+
+name, rows, url = sys.argv[1:]
+truth = json.loads(open(rows).readlines()[1])["reward_model"]["ground_truth"]
+entry = () if name == "nemo_gym" else ("sums",)
+for _ in range(60):
+    try:
+        rewards = asyncio.run(getattr(foreign_rewards, name)(RESPONSE, truth, url, *entry))
+        break
+    except aiohttp.ClientConnectorError:
+        time.sleep(1)
+sys.exit(None if rewards == ANSWERS[name][1] else f"{name}: got {rewards}")
+"""
+
+
+@nox.session(venv_backend=OWN)
+@recorded(
+    "examples/foreign_rewards.py",
+    "examples/nemo_gym/",
+    "examples/openenv/",
+    "examples/verifiers/",
+    "tests/help/foreign_answers.py",
+)
+def examples(session: nox.Session) -> Counts:
+    """Runs the commands of the pages in examples/, and compares the servers with the tests' stubs.
+
+    Those of verifiers and OpenEnv are real ones.
+    """
+    session.install("aiohttp")
+    folder, names = session.create_tmp(), ("nemo_gym", "openenv", "verifiers")
+    for name in names:
+        page = (ROOT / "examples" / name / "README.md").read_text()
+        block = page.split("```bash\n")[1].split("```")[0]
+        rows = f"{folder}/{name}.jsonl"
+        block = block.replace("ENV", f"{folder}/{name}").replace("sums.jsonl", rows)
+        *commands, server = block.splitlines()
+        for command in commands:
+            session.run("bash", "-c", command, external=True)
+        path = f"{session.bin}:{os.environ['PATH']}"
+        process = subprocess.Popen(server.split(), cwd=ROOT, env={**os.environ, "PATH": path})
+        try:
+            session.run("python", "-c", ASK, name, rows, f"http://127.0.0.1:{server.split()[-1]}")
+        finally:
+            process.terminate()
+            process.wait()
+    return Counter(passed=len(names))
+
+
 @nox.session
 @recorded("verl_gdpo/cpu/", "verl_gdpo/hooks/", "tests/slow/trainers.py")
 def trainers(session: nox.Session) -> Counts:

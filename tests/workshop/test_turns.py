@@ -1,0 +1,9 @@
+"""docs/rewards_a_turn.md has the numbers of the simulation."""
+
+from pages import PAGES
+
+from workshop import turns
+
+
+def test_the_table_in_the_document():
+    assert turns.table() in PAGES["docs/rewards_a_turn.md"]
