@@ -24,11 +24,12 @@ ARMS = {
     # dividing by hand: the judge counts from 0 to 1
     "grpo_divided": ["estimator=grpo", "reward.reward_functions.judge.weight=0.01"],
 }
+POLL_SECONDS, LOG_LINES = 0.2, 25
 FACTS = """
 Of GRPO's sum, the judge is nearly all: a format of 0 or 1 is less than its noise of 10 points.
 GDPO normalises each reward by itself. Dividing the judge by 100 by hand does the same:
 ./run_demo.sh arms=grpo,gdpo,grpo_divided. And what GRPO shows is a delay: it learns the format
-later, when the judge has little left to choose. docs/demonstration.md has five seeds of this."""
+later, when the judge has little left to choose. docs/demonstration.md has several seeds."""
 
 
 def main() -> int:
@@ -89,7 +90,7 @@ def train(commands: Mapping[str, Sequence[str]], out: Path) -> int:
 
     All of them end with this process, however it ends: run.sh passes on what it is sent.
     """
-    started = []
+    started: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with _signals_exit(), contextlib.ExitStack() as ending:
         for arm, command in commands.items():
@@ -100,19 +101,24 @@ def train(commands: Mapping[str, Sequence[str]], out: Path) -> int:
                 text=True,
                 env=environment,
             )
-            ending.callback(process.wait)
-            ending.callback(process.terminate)
+            ending.enter_context(process)
             shown = threading.Thread(target=_show, args=(arm, process, out / f"{arm}.log"))
             shown.start()
-            started.append((arm, process, shown))
-        for arm, process, shown in started:
-            shown.join()
-            if code := process.wait():
-                log = out / f"{arm}.log"
-                print("".join(log.read_text().splitlines(keepends=True)[-25:]), file=sys.stderr)
-                print(f"run_demo.sh: {arm} ended with {code}: {log}", file=sys.stderr)
-                return code
-    return 0
+            ending.callback(shown.join)
+            ending.callback(process.terminate)
+            started[arm] = process, shown
+        while True:
+            codes = {arm: process.poll() for arm, (process, _) in started.items()}
+            if failed := [arm for arm, code in codes.items() if code]:
+                break
+            if None not in codes.values():
+                return 0
+            time.sleep(POLL_SECONDS)
+        log = out / f"{failed[0]}.log"
+        started[failed[0]][1].join()
+        print("\n".join(log.read_text().splitlines()[-LOG_LINES:]), file=sys.stderr)
+        print(f"run_demo.sh: {failed[0]} failed; all of its output: {log}", file=sys.stderr)
+        return codes[failed[0]] or 1
 
 
 @contextlib.contextmanager
