@@ -180,6 +180,7 @@ def verl(session: nox.Session) -> Counts:
     "run_tool_rl.sh",
     "data_prep/",
     "docker/",
+    "examples/__init__.py",
     "examples/demonstration/",
     "examples/wandb_workspace.py",
     "recipes/",

@@ -1,4 +1,4 @@
-"""`./run_demo.sh` trains two arms side by side, shows what came of it, and leaves nothing behind."""
+"""`./run_demo.sh` trains two arms side by side, shows the result, and leaves nothing behind."""
 
 import os
 import re
