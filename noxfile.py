@@ -176,9 +176,12 @@ def verl(session: nox.Session) -> Counts:
 @nox.session
 @recorded(
     "run.sh",
+    "run_demo.sh",
     "run_tool_rl.sh",
     "data_prep/",
     "docker/",
+    "examples/__init__.py",
+    "examples/demonstration/",
     "examples/wandb_workspace.py",
     "recipes/",
     "verl_gdpo/cpu/",
@@ -190,14 +193,15 @@ def verl(session: nox.Session) -> Counts:
     "verl_gdpo/tools/",
     "verl_gdpo/hooks/",
     "workshop/",
+    "tests/slow/demonstration.py",
     "tests/slow/trainings.py",
     "tests/slow/mixed_tasks.py",
     "tests/slow/merge.py",
 )
 def slow(session: nox.Session) -> Counts:
     """Whole trainings, and long tests that rarely fail; `bash tests/run.sh` leaves them out."""
-    files = ("tests/slow/trainings.py", "tests/slow/mixed_tasks.py", "tests/slow/merge.py")
-    whole = tested(session, *files, *session.posargs)
+    names = ("demonstration", "trainings", "mixed_tasks", "merge")
+    whole = tested(session, *(f"tests/slow/{name}.py" for name in names), *session.posargs)
     return whole + tested(session, "-m", "slow", "-n", "2", *session.posargs)
 
 

@@ -26,7 +26,7 @@ from verl_gdpo.run.resume import quoted
 from verl_gdpo.tasks.tool_rl.rows import make_rows
 from workshop.tiny_policy.model import make_tiny_model
 
-SCRIPTS = ["run.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
+SCRIPTS = ["run.sh", "run_demo.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]
 MARK = "VERL_GDPO_SCRIPT_TEST"
 
 

@@ -1,6 +1,6 @@
 """Draws the pictures of docs/.
 
-    python -m workshop.figures                       # idea.png, collapse.png
+    python -m workshop.figures                       # idea.png, collapse.png, demonstration.png
     python -m workshop.figures GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
 
 The two runs are those of `./run_tool_rl.sh run_dir=runs/gdpo` and of `./run_tool_rl.sh
@@ -21,7 +21,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.run.folder import training_rewards, validation_rewards
 from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, read_arms, trailing_mean
-from workshop.figures import collapse, screens
+from workshop.figures import collapse, demonstration, screens
 from workshop.looks import LOOK, style
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -136,6 +136,7 @@ def main() -> None:
         parser.error(f"expected no run, or GDPO_RUN and GRPO_RUN; got {[*map(str, runs)]}")
     idea().savefig(DOCS / "idea.png", dpi=200)
     collapse.collapse().savefig(DOCS / "collapse.png", dpi=150)
+    demonstration.demonstration().savefig(DOCS / "demonstration.png", dpi=150)
     if runs:
         draw_runs(*runs)
 

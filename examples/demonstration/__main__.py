@@ -1,0 +1,151 @@
+"""Makes the inputs, trains all arms side by side with run.sh, and prints what came of it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from examples.demonstration.inputs import make_inputs
+from examples.demonstration.results import answers_table, rewards_table
+from verl_gdpo.run.resume import quoted
+from verl_gdpo.terminal import printing
+from verl_gdpo.tools import report
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+ARMS = {
+    "grpo": ["estimator=grpo"],
+    "gdpo": ["estimator=gdpo"],
+    # dividing by hand: the judge counts from 0 to 1
+    "grpo_divided": ["estimator=grpo", "reward.reward_functions.judge.weight=0.01"],
+}
+POLL_SECONDS, LOG_LINES = 0.2, 25
+FACTS = """
+Of GRPO's sum, the judge is nearly all: a format of 0 or 1 is less than its noise of 10 points.
+GDPO normalises each reward by itself. Dividing the judge by 100 by hand does the same:
+./run_demo.sh arms=grpo,gdpo,grpo_divided. And what GRPO shows is a delay: it learns the format
+later, when the judge has little left to choose. docs/demonstration.md has several seeds."""
+
+
+def main() -> int:
+    arms, seed, out, others = _read(sys.argv[1:])
+    _say(f"seed {seed}: rows, and a tiny policy that is shown answers that are half right")
+    keys = [*_toy_keys(out / "inputs", seed), f"seed={seed}", *others]
+    commands = {
+        arm: [str(ROOT / "run.sh"), *keys, *ARMS[arm], f"run_dir={out / arm}"] for arm in arms
+    }
+    _say(f"training {' and '.join(arms)} side by side; what they print is in {out}/ARM.log")
+    failed = train(commands, out)
+    if failed:
+        return failed
+    runs = {arm: out / arm for arm in arms}
+    print(f"\n{rewards_table(runs)}\n\n{answers_table(runs)}\n{FACTS}\n", flush=True)
+    named = [option for arm, run in runs.items() for option in ("--arm", f"{arm}={run}")]
+    print("The curves of both rewards, and more: ", end="", flush=True)
+    return report.main([*named, "--out", str(out / "report")])
+
+
+def _read(arguments: Sequence[str]) -> tuple[list[str], int, Path, list[str]]:
+    """Return arms, seed, the folder for everything, and the arguments for run.sh."""
+    mine = {"arms": "grpo,gdpo", "seed": "1", "run_dir": ""}
+    others = []
+    for argument in arguments:
+        key, sign, value = argument.partition("=")
+        if sign and key in mine:
+            mine[key] = value
+        else:
+            others.append(argument)
+    arms = mine["arms"].split(",")
+    if not {*arms} <= ARMS.keys():
+        raise SystemExit(f"run_demo.sh: arms={mine['arms']}: expected some of {','.join(ARMS)}")
+    if not mine["seed"].isdecimal():
+        raise SystemExit(f"run_demo.sh: seed={mine['seed']}: expected a number from 0")
+    name = time.strftime("demonstration-%Y-%m-%d_%H-%M-%S")
+    out = Path(mine["run_dir"] or ROOT / "runs" / name).absolute()
+    if out.exists():
+        raise SystemExit(f"run_demo.sh: {out} exists; choose another run_dir=FOLDER")
+    return arms, int(mine["seed"]), out, others
+
+
+def _toy_keys(inputs: Path, seed: int) -> list[str]:
+    """Make the toy's inputs, and return what run.sh is given to train on them."""
+    rows, policy = make_inputs(inputs, seed)
+    return [
+        *("demonstration", "hardware=cpu"),
+        f"hydra.searchpath=[{quoted(f'file://{HERE}/recipes')}]",
+        f"demonstration={quoted(str(HERE))}",
+        *(f"data.{which}_files={quoted(str(rows))}" for which in ("train", "val")),
+        f"actor_rollout_ref.model.path={quoted(str(policy))}",
+        "trainer.val_before_train=false",  # all of the rows are trained on
+    ]
+
+
+def train(commands: Mapping[str, Sequence[str]], out: Path) -> int:
+    """Run the command of each arm, all at once, and show their steps; return the exit code.
+
+    All of them end with this process, however it ends: run.sh passes on what it is sent.
+    """
+    started: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with _signals_exit(), contextlib.ExitStack() as ending:
+        for arm, command in commands.items():
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+            )
+            ending.enter_context(process)
+            shown = threading.Thread(target=_show, args=(arm, process, out / f"{arm}.log"))
+            shown.start()
+            ending.callback(shown.join)
+            ending.callback(process.terminate)
+            started[arm] = process, shown
+        while True:
+            codes = {arm: process.poll() for arm, (process, _) in started.items()}
+            if failed := [arm for arm, code in codes.items() if code]:
+                break
+            if None not in codes.values():
+                return 0
+            time.sleep(POLL_SECONDS)
+        log = out / f"{failed[0]}.log"
+        started[failed[0]][1].join()
+        print("\n".join(log.read_text().splitlines()[-LOG_LINES:]), file=sys.stderr)
+        print(f"run_demo.sh: {failed[0]} failed; all of its output: {log}", file=sys.stderr)
+        return codes[failed[0]] or 1
+
+
+@contextlib.contextmanager
+def _signals_exit() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP raise SystemExit in the block."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, lambda number, _: sys.exit(128 + number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(arm: str, process: "subprocess.Popen[str]", log: Path) -> None:
+    """Keep all lines of an arm, and print those with the time: its steps and findings."""
+    with log.open("w") as file:
+        for line in process.stdout or ():
+            file.write(line)
+            file.flush()
+            if line.startswith("["):
+                print(f"{arm:>12}  {line}", end="", flush=True)
+
+
+def _say(line: str) -> None:
+    print(f"== {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(printing(main))

@@ -1,0 +1,33 @@
+"""The two rewards, as anybody would write them: the recipe names this file and its functions.
+
+<answer> big red fox </answer> .        has the format
+so big red fox end ~                    has not; the judge likes both alike
+"""
+
+import random
+from operator import eq
+from typing import Any
+
+FRAME = ("<answer>", "</answer>", ".")
+WORDS = 3  # between the first two of the frame
+
+
+def has_format(solution_str: str) -> float:
+    """Return 1 for `<answer> WORD WORD WORD </answer> .`, and else 0."""
+    words = solution_str.split()
+    return float((*words[:1], *words[1 + WORDS :]) == FRAME)
+
+
+def judge(
+    solution_str: str, ground_truth: str, extra_info: dict[str, Any], seed: int, noise: float
+) -> float:
+    """Return 0 to 100: a third for each word that the judge wants in its place, and the noise.
+
+    Args:
+        ground_truth: the words, as in "big red fox".
+        seed: the same seed, prompt and answer have the same noise.
+        noise: its standard deviation, in points.
+    """
+    right: int = sum(map(eq, solution_str.split()[1 : 1 + WORDS], ground_truth.split()))
+    chance = random.Random(f"{seed}, {extra_info['index']}: {solution_str}")
+    return min(max(100 * right / WORDS + chance.gauss(0, noise), 0.0), 100.0)

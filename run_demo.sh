@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Trains a tiny policy with GRPO and with GDPO, side by side on two cores, without a GPU and a network, and
+# shows what both earn of a format (0 or 1) and of a judge (0 to 100).
+#
+#   ./run_demo.sh [arms=grpo,gdpo,grpo_divided] [seed=N] [run_dir=FOLDER] [--time-limit SECONDS] [key=value ...]
+#
+# `grpo_divided` is GRPO on judge / 100. Other arguments go to ./run.sh, which trains each arm, such as
+# trainer.total_training_steps=60. docs/demonstration.md says what to expect.
+set -euo pipefail
+root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+environment=$("$root/setup_env.sh" cpu)
+PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$environment/bin/python" -m examples.demonstration "$@"

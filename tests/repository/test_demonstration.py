@@ -1,0 +1,153 @@
+"""The demonstration: its rewards, rows and policy, its tables, and the numbers of its page."""
+
+import json
+import random
+import re
+import statistics
+
+import pytest
+from composed_recipes import RECIPES
+from pages import PAGES
+from quick_composition import compose_quickly
+from repository import REPO
+from run_folder_writer import write_metrics
+
+from examples.demonstration import __main__ as command
+from examples.demonstration import inputs, results, rewards
+from verl_gdpo.hooks.function_list import algorithm_of
+from verl_gdpo.run.dump_reader import DUMP_KEYS, VERL_KEYS
+from workshop.experiments import demonstration
+from workshop.figures import demonstration as figure
+
+WANTED = "big red fox"
+
+
+@pytest.mark.parametrize(
+    ("answer", "has_format", "right"),
+    [
+        ("<answer> big red fox </answer> .", 1, 3),
+        ("<answer> old red fox </answer> .", 1, 2),
+        ("so big red fox ; ~", 0, 3),
+        ("<answer> big red fox </answer> . .", 0, 3),
+        ("<answer> fox big red </answer> .", 1, 0),
+        ("<answer> </answer> .", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_the_format_and_the_judge(answer, has_format, right):
+    assert rewards.has_format(answer) == has_format
+    assert rewards.judge(answer, WANTED, {"index": 0}, 1, 0.0) == pytest.approx(100 * right / 3)
+
+
+def test_the_judges_noise_is_that_of_seed_prompt_and_answer():
+    answers = [f"so big old owl {k} ." for k in range(400)]  # a third, far from 0 and 100
+
+    def scores(index, seed):
+        return [rewards.judge(answer, WANTED, {"index": index}, seed, 10.0) for answer in answers]
+
+    assert scores(0, 1) == scores(0, 1)
+    assert scores(0, 1) != scores(1, 1) and scores(0, 1) != scores(0, 2)
+    # the mean of 400 has the error .5, the standard deviation .35
+    assert statistics.mean(scores(0, 1)) == pytest.approx(100 / 3, abs=1.5)
+    assert statistics.stdev(scores(0, 1)) == pytest.approx(10, abs=1.1)
+    alike = [rewards.judge(f"so big red fox {k} .", WANTED, {"index": 0}, 1, 10.0) for k in answers]
+    assert max(alike) == 100
+
+
+def test_half_of_the_words_of_a_shown_answer_are_right():
+    rows, chance = inputs.make_rows(3), random.Random(0)
+    assert rows == inputs.make_rows(3) != inputs.make_rows(4)
+    shown = [(row, inputs.imperfect_answer(row, chance)) for row in rows for _ in range(100)]
+    scores = [
+        rewards.judge(answer, row["reward_model"]["ground_truth"], row["extra_info"], 0, 0.0)
+        for row, answer in shown
+    ]
+    # of 1,600: errors .7 points and .008
+    assert statistics.mean(scores) == pytest.approx(50, abs=2.5)
+    share = statistics.mean(rewards.has_format(answer) for _, answer in shown)
+    assert share == pytest.approx(1 / 8, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("arm", "estimator", "weight"), [("grpo_divided", "grpo", 0.01), ("gdpo", "gdpo", 1)]
+)
+def test_the_recipe_lists_both_rewards(arm, estimator, weight):
+    recipes = f"hydra.searchpath=['file://{command.HERE}/recipes']"
+    keys = [recipes, "task=demonstration", "hardware=cpu", "seed=7", *command.ARMS[arm]]
+    config = compose_quickly(RECIPES, "train", keys)
+    assert config.algorithm.adv_estimator == estimator
+    assert dict(algorithm_of(config).gdpo.rewards) == {"format": 1, "judge": weight}
+    entry = config.reward.reward_functions.judge
+    assert (REPO / entry.path).samefile(rewards.__file__) and (entry.seed, entry.noise) == (7, 10)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two arms of seven steps: the format of the first grows by .1, that of the second is 1."""
+    for arm, format_of in (("grpo", lambda step: step / 10), ("gdpo", lambda _: 1.0)):
+        lines = [
+            {"step": k, "data": {"gdpo/format/mean": format_of(k), "gdpo/judge/mean": 10.0 * k}}
+            for k in range(1, 8)
+        ]
+        write_metrics(tmp_path / arm, lines)
+        (tmp_path / arm / "rollouts").mkdir()
+        for step, answer in ((1, "so red"), (7, f"{arm}\x1b[2J")):
+            rows = [
+                {
+                    **dict.fromkeys((*DUMP_KEYS, *VERL_KEYS), 0),
+                    "input": f"Which animal lives in the {place}?",
+                    "output": answer if session == 0 else "another sample",
+                    "gts": WANTED,
+                    "session": session,
+                    "rewards": {"format": 1.0, "judge": 49.6},
+                }
+                for place in ("mill", "cave")
+                for session in (0, 1)
+            ]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (tmp_path / arm / "rollouts" / f"{step}.jsonl").write_text(text)
+    return {arm: tmp_path / arm for arm in ("grpo", "gdpo")}
+
+
+def test_the_tables(runs):
+    lines = results.rewards_table(runs).splitlines()
+    # steps 3 to 7: .3 to .7, and 30 to 70
+    assert lines[2].split() == ["grpo", "0.10", "0.50", "10.0", "50.0"]
+    assert lines[3].split() == ["gdpo", "1.00", "1.00", "10.0", "50.0"]
+    lines = [" ".join(line.split()) for line in results.answers_table(runs).splitlines()[2:]]
+    assert lines[:3] == [
+        "cave big red fox before so red 1 50",
+        r"grpo grpo\x1b[2J 1 50",
+        r"gdpo gdpo\x1b[2J 1 50",
+    ]
+    assert lines[3].startswith("mill")
+
+
+@pytest.mark.parametrize("argument", ["arms=gdpo,ppo", "seed=x", f"run_dir={REPO}"])
+def test_a_wrong_argument_is_refused_before_anything_is_made(argument):
+    with pytest.raises(SystemExit, match=re.escape(argument.partition("=")[2])):
+        command._read([argument])
+
+
+def test_an_arm_that_fails_ends_the_others_and_shows_its_last_lines(tmp_path, capfd):
+    fails = "echo '[ 1 s] step'; echo why; exit 3"
+    commands = {"grpo": ["sleep", "600"], "gdpo": ["bash", "-c", fails]}
+    assert command.train(commands, tmp_path) == 3
+    out, err = capfd.readouterr()
+    assert out == "        gdpo  [ 1 s] step\n" and "why\n" in err
+
+
+def test_the_numbers_of_the_page_and_the_picture_are_those_of_the_data():
+    rows = re.findall(r"^\| (\d) \| (.+) \|$", PAGES["docs/demonstration.md"], re.M)
+    curves = {(c.seed, c.reward, c.arm): c for c in demonstration.read_curves()}
+    assert {int(seed) for seed, _ in rows} == {seed for seed, _, _ in curves}
+    for seed, numbers in rows:
+        ends = [
+            f"{curves[int(seed), reward, arm].end:{form}}"
+            for reward, form in results.REWARDS.items()
+            for arm in command.ARMS
+        ]
+        assert numbers.split(" | ") == ends
+    left, _ = figure.demonstration().axes
+    ends = [statistics.mean(c.end for c in demonstration.of(a, "format")) for a in figure.ARMS]
+    assert [text.get_text()[-4:] for text in left.texts] == [f"{end:.2f}" for end in ends]

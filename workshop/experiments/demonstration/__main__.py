@@ -1,0 +1,27 @@
+"""Packs runs of ./run_demo.sh into demonstration.parquet.
+
+python -m workshop.experiments.demonstration RUN_DIR ...    # of run_demo.sh, one for each seed
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_gdpo.run.folder import read_config, read_metrics, training_rewards
+from workshop.experiments.demonstration import FILE
+from workshop.experiments.results import write
+
+
+def rows_of(folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each arm, seed, step and reward; an arm's folder has its name."""
+    for run in (path.parent for folder in folders for path in sorted(folder.glob("*/metrics"))):
+        seed = read_config(run).seed
+        for reward, curve in training_rewards(read_metrics(run)).items():
+            for step, mean in curve.items():
+                values = {"arm": run.name, "seed": seed, "step": step}
+                yield {**values, "reward": reward, "mean": mean}
+
+
+if __name__ == "__main__":
+    write([*rows_of([*map(Path, sys.argv[1:])])], FILE)
