@@ -5,7 +5,7 @@ A prompt names a topic and two to four constraints that fit together:
     Write something short about coffee. Use the word "old". Use at most 10 words. End with "!".
 
 Three quarters ask for prose, the others for a list or for JSON, half each. The test split has
-topics that the train split never has. Of local files, an object is {"question": ..., "answer": ...}
+topics and keywords that the train split never has. Of local files, an object is {"question": ..., "answer": ...}
 with the constraints as the answer; `score.py` has their form.
 """
 
@@ -25,18 +25,15 @@ TOPICS = WORD.findall(
     paper nights cooking trees shoes islands soup friends letters stars doors honey bridges sleep
     windows salt maps lamps wool markets storms chairs kites towers milk songs dreams tomatoes"""
 )
-TEST_EVERY = 4  # of the topics
+TEST_EVERY = 4  # of the topics, and of the keywords
 KEYWORDS = WORD.findall(
     """old red warm slow bright small quiet never always water people time morning house hand world
     little friend light away together under often green simple long"""
 )
 ENDINGS = ("!", "?", "the end.", "thank you.", "that is all.")
 KEYS = ("name", "color", "use", "place", "size", "taste")
-OPENERS = {
-    "prose": "Write something short about {}.",
-    "bullets": "Make a list about {}.",
-    "json": "Describe {}.",
-}
+PROSE = "Write something short about {}."
+OPENERS = {"prose": PROSE, "bullets": "Make a list about {}.", "json": "Describe {}."}
 
 
 def phrase_of(name: str, value: Any) -> str:
@@ -62,32 +59,35 @@ def _quoted(texts: list[str]) -> str:
     return " and ".join(f'"{text}"' for text in texts)
 
 
-def _constraints(rng: Random, form: str) -> dict[str, Any]:
+def _own(words: list[str], split: str) -> list[str]:
+    """Those of one split; a test prompt shares neither topic nor keywords with a training prompt."""
+    return [
+        w for i, w in enumerate(words) if (i % TEST_EVERY == TEST_EVERY - 1) == (split == "test")
+    ]
+
+
+def _constraints(rng: Random, form: str, split: str) -> dict[str, Any]:
     """Some constraints that one response can meet."""
-    most = rng.randint(6, 12)
-    sentences, bullets = rng.randint(1, 2), rng.randint(2, 3)
+    most, sentences, bullets = rng.randint(6, 12), rng.randint(1, 2), rng.randint(2, 3)
     values: Mapping[str, Any] = {
         "bullets": [bullets, bullets],
         "json": rng.sample(KEYS, 2),
-        "keyword": rng.sample(KEYWORDS, rng.choice((1, 1, 2))),
+        "keyword": rng.sample(_own(KEYWORDS, split), rng.choice((1, 1, 2))),
         "sentences": [sentences, sentences],
         "words": rng.choice(([1, most], [most, most + 8])),
         "case": rng.choice(("lower", "upper")),
         "ending": rng.choice(ENDINGS),
     }
-    if form == "prose":
-        names = rng.sample(("keyword", "sentences", "words", "case", "ending"), rng.randint(2, 4))
-    else:  # a list has no sentences, and capital letters would change the keys of JSON
-        names = [form, *rng.sample(("keyword", "case") if form == "bullets" else ("keyword",), 1)]
+    names = rng.sample(("keyword", "sentences", "words", "case", "ending"), rng.randint(2, 4))
+    if form != "prose":  # capital letters would change the keys of JSON
+        names = [form, "case" if form == "bullets" and most % 2 else "keyword"]
     return {name: value for name, value in values.items() if name in names}
 
 
 def _made_row(rng: Random, split: str) -> Row:
-    is_test = split == "test"
-    topics = [t for i, t in enumerate(TOPICS) if (i % TEST_EVERY == TEST_EVERY - 1) == is_test]
     form = rng.choice(("prose",) * 6 + ("bullets", "json"))
-    asked = _constraints(rng, form)
-    opener = OPENERS[form].format(rng.choice(topics))
+    asked = _constraints(rng, form, split)
+    opener = OPENERS[form].format(rng.choice(_own(TOPICS, split)))
     phrases = [phrase_of(name, value) for name, value in asked.items()]
     return make_row(TASK, " ".join([opener, *phrases]), json.dumps(asked))
 

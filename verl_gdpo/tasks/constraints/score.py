@@ -104,13 +104,14 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list) and value != [] and all(isinstance(x, str) for x in value)
 
 
-def _range(count: Callable[[str], int]) -> Constraint:
-    def has_form(value: Any) -> bool:
-        is_pair = isinstance(value, list) and [type(end) for end in value] == [int, int]
-        return is_pair and 1 <= value[0] <= value[1]
+def _is_range(value: Any) -> bool:
+    is_pair = isinstance(value, list) and [type(end) for end in value] == [int, int]
+    return is_pair and 1 <= value[0] <= value[1]
 
+
+def _range(count: Callable[[str], int]) -> Constraint:
     return Constraint(
-        "[LOW, HIGH] from 1 on", has_form, lambda text, ends: ends[0] <= count(text) <= ends[1]
+        "[LOW, HIGH] from 1 on", _is_range, lambda text, ends: ends[0] <= count(text) <= ends[1]
     )
 
 
@@ -132,11 +133,7 @@ CONSTRAINTS: Mapping[str, Constraint] = {
 
 
 def score(
-    response: str,
-    ground_truth: str,
-    *,
-    response_tokens: int | None = None,
-    step: int | None = None,
+    response: str, ground_truth: str, *, response_tokens: int | None = None, step: int | None = None
 ) -> dict[str, float | None]:
     """Score one response against the constraints of one prompt.
 
@@ -178,11 +175,10 @@ def read_constraints(ground_truth: str) -> dict[str, Any]:
         asked = json.loads(ground_truth)
     except (TypeError, ValueError, RecursionError):
         asked = None
-    of_all = CONSTRAINTS.items()
-    if not (isinstance(asked, dict) and asked and asked.keys() <= CONSTRAINTS.keys()) or not all(
-        each.has_form(asked[name]) for name, each in of_all if name in asked
+    if not (isinstance(asked, dict) and asked) or not all(
+        name in CONSTRAINTS and CONSTRAINTS[name].has_form(value) for name, value in asked.items()
     ):
-        forms = ", ".join(f'"{name}": {each.form}' for name, each in of_all)
+        forms = ", ".join(f'"{name}": {each.form}' for name, each in CONSTRAINTS.items())
         raise ValueError(
             f"constraints ground truth: got {repr(ground_truth)[:200]}; expected a JSON object "
             f"with one or more of {{{forms}}}"
@@ -205,6 +201,7 @@ def _good_response(ground_truth: str) -> str:
     return {"lower": text.lower(), "upper": text.upper()}.get(asked.get("case", ""), text)
 
 
+EACH = {name: methodcaller("get", name) for name in CONSTRAINTS}  # as a column
 TASK = Task(
     name="constraints",
     data_sources=DATA_SOURCES,
@@ -215,11 +212,5 @@ TASK = Task(
     good_response=_good_response,
     system_prompt=None,  # chat templates have one of their own
     labels=lambda ground_truth: [f"asks for: {name}" for name in read_constraints(ground_truth)],
-    evaluation=Evaluation(
-        {
-            "all met": lambda rewards: float(0 not in rewards.values()),
-            **{name: methodcaller("get", name) for name in CONSTRAINTS},
-        },
-        max_tokens=256,
-    ),
+    evaluation=Evaluation({"all met": lambda rewards: float(0 not in rewards.values())} | EACH),
 )
