@@ -5,8 +5,8 @@ A prompt names a topic and two to four constraints that fit together:
     Write something short about coffee. Use the word "old". Use at most 10 words. End with "!".
 
 Three quarters ask for prose, the others for a list or for JSON, half each. The test split has
-topics and keywords that the train split never has. Of local files, an object is {"question": ..., "answer": ...}
-with the constraints as the answer; `score.py` has their form.
+topics and keywords that the train split never has. Of local files, an object is
+{"question": ..., "answer": ...} with the constraints as the answer; `score.py` has their form.
 """
 
 import json
@@ -60,7 +60,7 @@ def _quoted(texts: list[str]) -> str:
 
 
 def _own(words: list[str], split: str) -> list[str]:
-    """Those of one split; a test prompt shares neither topic nor keywords with a training prompt."""
+    """Those of one split, so that its prompts share no topic and no keyword with the other's."""
     return [
         w for i, w in enumerate(words) if (i % TEST_EVERY == TEST_EVERY - 1) == (split == "test")
     ]
@@ -68,7 +68,7 @@ def _own(words: list[str], split: str) -> list[str]:
 
 def _constraints(rng: Random, form: str, split: str) -> dict[str, Any]:
     """Some constraints that one response can meet."""
-    most, sentences, bullets = rng.randint(6, 12), rng.randint(1, 2), rng.randint(2, 3)
+    most, sentences, bullets = rng.choice((6, 9, 12)), rng.randint(1, 2), rng.randint(2, 3)
     values: Mapping[str, Any] = {
         "bullets": [bullets, bullets],
         "json": rng.sample(KEYS, 2),
