@@ -165,9 +165,23 @@ def test_prompts_that_verl_leaves_out(check, data, lengths):
 
 def test_the_chat_template_of_the_configuration_counts(check, data):
     given = [f"actor_rollout_ref.model.path={data}/base_model"]
-    assert check(*given)[0] == 1
+    code, _, messages = check(*given)
+    assert code == 1 and "base_model: every prompt would fail" in messages
+    assert "its tokenizer has no chat template: put chat_template.jinja beside it" in messages
     one = "actor_rollout_ref.model.custom_chat_template=hello"
     assert check(*given, one, "data.max_prompt_length=1")[0] == 0
+
+
+def test_a_tokenizer_that_verl_cannot_pad_with(check, data, tmp_path):
+    """Either token will do: verl takes the other in its place."""
+    shutil.copytree(data / "model", tmp_path / "m")
+    file = tmp_path / "m" / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    for gone, expected in ((["pad_token"], 0), (["pad_token", "eos_token"], 1)):
+        file.write_text(json.dumps(settings | dict.fromkeys(gone)))
+        code, _, messages = check(f"actor_rollout_ref.model.path={tmp_path}/m")
+        assert code == expected, messages
+    assert "neither an eos_token nor a pad_token: name the token that ends an answer" in messages
 
 
 def test_validation_rows_that_training_rows_ask(check, data, tmp_path):
