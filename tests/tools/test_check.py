@@ -1,7 +1,9 @@
 """`verl-gdpo check`: its answer and its reasons, without Ray or a GPU."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
