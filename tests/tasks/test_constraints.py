@@ -34,7 +34,12 @@ def reward(name, value, response):
             ["A bus. C d", "Why? No!", "a bus... c."],
             ["a b.", "a bus. ! . ?", "."],
         ),
-        ("sentences", [1, 1], ["Dr. Lee said 'no.'", "J. Doe left"], ["He left. I came", ""]),
+        (
+            "sentences",
+            [1, 1],
+            ["Dr. Lee said 'no.'", "J. Doe left", "a bus. ! . ?"],
+            ["He left. I came", ""],
+        ),
         (
             "words",
             [2, 3],

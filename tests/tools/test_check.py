@@ -26,6 +26,7 @@ from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
 from verl_gdpo.tools.check import NOT_CHECKED, machine, main
 from verl_gdpo.tools.check.dry_run import made_up_responses
+from verl_gdpo.tools.data import main as prepare
 from workshop.tiny_policy.model import make_tiny_model
 
 PAGE = (REPO / "docs" / "check.md").read_text()
@@ -172,6 +173,16 @@ def test_the_chat_template_of_the_configuration_counts(check, data):
     assert "its tokenizer has no chat template: put chat_template.jinja beside it" in messages
     one = "actor_rollout_ref.model.custom_chat_template=hello"
     assert check(*given, one, "data.max_prompt_length=1")[0] == 0
+
+
+def test_a_reward_of_a_task_may_be_missing_in_all_rows_that_are_tried(check, tmp_path, capfd):
+    assert prepare(["constraints", "--synthetic", "3", "--out", str(tmp_path)]) == 0
+    capfd.readouterr()
+    files = [
+        f"data.{k}_files={tmp_path}/{v}.parquet" for k, v in (("train", "train"), ("val", "test"))
+    ]
+    _code, output, _ = check(*files, "data.train_batch_size=3", "--rows=1")
+    assert "is None, and no number" not in output and "keyword" in output, output
 
 
 def test_a_tokenizer_that_verl_cannot_pad_with(check, data, tmp_path):

@@ -82,7 +82,7 @@ def is_json_with(text: str, keys: list[str]) -> bool:
         return False
     try:
         content = json.loads(body)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return isinstance(content, dict) and content.keys() >= {*keys}
 
