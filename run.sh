@@ -160,12 +160,14 @@ fi
 # Ray sends no usage report to its makers
 export RAY_USAGE_STATS_ENABLED=0
 
-policy=''
-if [ -z "$manifest" ] && [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
+policy='' fetch=yes
+if [ "$hardware" = cpu ] && [ -n "$manifest" ]; then
+  fetch=''
+elif [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
   if [ "$task" = tool_rl ]; then # the package has this policy
-    overrides+=("actor_rollout_ref.model.path=$(quoted "$root/verl_gdpo/cpu/tool_rl_policy")")
-  else
-    policy=$data/${task}_policy
+    overrides+=("actor_rollout_ref.model.path=$(quoted "$root/verl_gdpo/cpu/tool_rl_policy")") fetch=''
+  elif ! grep -qs '^    path: [^$]' "$root/recipes/task_on_hardware/$task-cpu.yaml"; then # it names no model of a hub
+    policy=$data/${task}_policy fetch=''
   fi
 fi
 # a policy is made of the rows, also for a user who trains it on others
@@ -187,7 +189,7 @@ if [ -n "$manifest" ]; then
 else
   config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$data")" "${overrides[@]}")
 fi
-if [ "$hardware" != cpu ]; then
+if [ -n "$fetch" ]; then
   say "the model: downloaded once"
   stage "$python" -W ignore -m verl_gdpo fetch "${config[@]}"
 fi

@@ -209,6 +209,23 @@ def test_another_task(checkout):
     assert "nothing to resume" in call(checkout, "--resume").stderr
 
 
+def test_a_task_with_a_model_of_the_hub_needs_no_tiny_policy(checkout):
+    shutil.copytree(
+        REPO / "recipes" / "task_on_hardware", checkout / "recipes" / "task_on_hardware"
+    )
+    (checkout / "recipes" / "task" / "constraints.yaml").touch()
+    task = {"script": checkout / "run.sh", "hardware": None}
+    for model in ([], ["actor_rollout_ref.model.path=m"]):
+        assert call(checkout, "constraints", "hardware=cpu", *model, **task).returncode == 0
+        ran = stages(checkout)
+        assert {"data_prep", "verl-gdpo fetch"} <= {*ran} and "workshop.tiny_policy" not in ran
+        model_key = "actor_rollout_ref.model.path"
+        assert overrides(ran["verl_gdpo.run.launch"][1]).get(model_key) == ("m" if model else None)
+    call(checkout, "gsm8k", "hardware=cpu", **task)
+    ran = stages(checkout)
+    assert "workshop.tiny_policy" in ran and "verl-gdpo fetch" not in ran
+
+
 def test_a_task_that_is_not_there(checkout):
     for arguments in (["gsm9k"], ["hardware=cpu"], []):
         done = call(checkout, *arguments, script=checkout / "run.sh", hardware=None)

@@ -38,7 +38,9 @@ def test_a_good_response_to_a_row_has_full_marks(name):
     best = []
     for truth in (row["reward_model"]["ground_truth"] for row in rows):
         best.append(task.score(task.good_response(truth), truth, response_tokens=9))
-    assert full in best and {row["data_source"] for row in rows} == {task.data_sources[0]}
+    present = [{k: v for k, v in scores.items() if v is not None} for scores in best]
+    assert any(scores.items() <= full.items() for scores in present)
+    assert {row["data_source"] for row in rows} == {task.data_sources[0]}
     numbered = [
         (number, {**row, "extra_info": {"index": number, "split": "train"}})
         for number, row in enumerate(rows)

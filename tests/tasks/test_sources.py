@@ -322,6 +322,15 @@ def test_without_a_source_rows_that_are_there_are_kept(tmp_path, capsys):
     assert code == 0 and "kept as `verl-gdpo data math_length --synthetic 6`" in output
 
 
+def test_a_task_whose_rows_are_made_needs_no_source(tmp_path, capsys):
+    options = ("--if-needed", "--keep-others", "--synthetic-test", 9, "--seed", 3)
+    assert run(capsys, "--out", tmp_path, *options, task="constraints")[0] == 0
+    assert [
+        parquet.pq.read_metadata(tmp_path / f"{x}.parquet").num_rows for x in ("train", "test")
+    ] == [2000, 9]
+    assert "up to date" in run(capsys, "--out", tmp_path, *options, task="constraints")[1]
+
+
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
     assert {path.name for path in parquet._code(TASKS["tool_rl"])} >= {
         *("schema.py", "local_files.py", "loading.py", "score.py", "rows.py", "words.json"),

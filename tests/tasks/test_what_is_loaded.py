@@ -13,7 +13,8 @@ TASK_BY_SOURCE[{source!r}].score("", {truth!r}, response_tokens=0, **options)
 print(*sys.modules)
 """
 REGISTRY = {"tasks"}
-FOLDERS = {f"tasks.{name}" for name in ("coding", "gsm8k", "math_length", "tool_rl")}  # a line each
+TASKS = ("coding", "constraints", "gsm8k", "math_length", "tool_rl")
+FOLDERS = {f"tasks.{name}" for name in TASKS}  # a line each
 SANDBOX = {"sandbox", "sandbox.inside", "sandbox.lock", "sandbox.machine"}
 CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
 TOOL_RL = {"tasks.tool_rl.score", "tasks.tool_rl.form"}
@@ -26,6 +27,7 @@ MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process"}
     [
         ("verl_gdpo/gsm8k", "72", {}, {"tasks.gsm8k.score"}),
         ("verl_gdpo/gsm8k", "72", {"normalize_numbers": True}, {"tasks.gsm8k.score"}),
+        ("verl_gdpo/constraints", '{"keyword": ["a"]}', {}, {"tasks.constraints.score"}),
         ("rlla", "x", {}, TOOL_RL),
         ("verl_gdpo/coding", CODING_TRUTH, {}, CODING),
         ("verl_gdpo/math_length", "7", {}, MATH),

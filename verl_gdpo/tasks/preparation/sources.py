@@ -8,6 +8,7 @@ objects {"question": ..., "answer": ...}: the user's message, and the ground tru
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ class Sources:
     mend: makes a ground truth right, for all kinds of files; see `Mend`. It runs in several
         threads, and raises LeftOut for one that it cannot make right.
     make_rows: makes synthetic rows; none, there are none.
+    made_rows: how many of them are the task's rows, where no source is named; 0, it has others.
     base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
     dropped: keys of `extra_info` that are left out.
@@ -42,6 +44,7 @@ class Sources:
     of_parquet: RowOf = lambda item, *_: item
     mend: Mend | None = None
     make_rows: MakeRows | None = None
+    made_rows: int = 0
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()
@@ -54,7 +57,7 @@ def sources_of(task: Task) -> Sources:
         TaskError: its module cannot be imported, or has none.
     """
     if not task.rows:
-        return Sources(task, lambda item, *_: _row_of_question(task, item))
+        return Sources(task, partial(row_of_question, task))
     try:
         return cast(Sources, importlib.import_module(task.rows).SOURCES)
     except Exception as error:
@@ -64,7 +67,8 @@ def sources_of(task: Task) -> Sources:
         ) from error
 
 
-def _row_of_question(task: Task, item: Any) -> Row:
+def row_of_question(task: Task, item: Any, *_: Any) -> Row:
+    """Return the row of an object {"question": ..., "answer": ...}: message, ground truth."""
     fields = strings_of(item, ("question", "answer"))
     return make_row(task, fields["question"], fields["answer"], task.system_prompt)
 

@@ -24,6 +24,12 @@ from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
 
 MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
 READERS = {".parquet": pa.parquet.read_table}
+LACKS = {  # what a tokenizer may lack, by whether verl can pad with its tokens
+    False: "neither an eos_token nor a pad_token: name the token that ends an answer as eos_token "
+    "in tokenizer_config.json",
+    True: "no chat template: put chat_template.jinja beside it, or set "
+    "actor_rollout_ref.model.custom_chat_template",
+}
 READERS |= dict.fromkeys((".json", ".jsonl"), pa.json.read_json)
 
 
@@ -204,7 +210,7 @@ def measure_prompts(config: Any, files: Sequence[DataFile]) -> dict[str, npt.NDA
     The result is empty if the tokenizer is not on this machine.
 
     Raises:
-        ValueError: the tokenizer has no chat template.
+        ValueError: with this tokenizer, every prompt of the run would fail.
     """
     model = config.actor_rollout_ref.model
     path, trusts = str(model.get("tokenizer_path") or model.path), model.get("trust_remote_code")
@@ -214,7 +220,13 @@ def measure_prompts(config: Any, files: Sequence[DataFile]) -> dict[str, npt.NDA
         )
     except (OSError, ValueError):
         return {}
-    options = {"add_generation_prompt": True, "chat_template": model.get("custom_chat_template")}
+    template = model.get("custom_chat_template")
+    has_end = tokenizer.eos_token_id is not None or tokenizer.pad_token_id is not None
+    if not has_end or not (template or tokenizer.chat_template):
+        raise ValueError(
+            f"{path}: every prompt would fail, because its tokenizer has {LACKS[has_end]}"
+        )
+    options = {"add_generation_prompt": True, "chat_template": template}
     options |= dict(config.data.get("apply_chat_template_kwargs") or {})
     options |= {"tokenize": True, "return_dict": False}
     lengths = {}

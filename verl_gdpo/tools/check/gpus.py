@@ -61,7 +61,8 @@ KEYS: Mapping[float, Mapping[int, Mapping[int, Keys]]] = {
         8: {24: SMALL, 40: Keys(20_480)},
     },
 }
-MODEL_OF_TASK = {"tool_rl": 1.5, "gsm8k": 1.5, "math_length": 1.8, "coding": 7.6}
+MODEL_OF_TASK = {"math_length": 1.8, "coding": 7.6}
+MODEL_OF_TASK |= dict.fromkeys(("tool_rl", "gsm8k", "constraints"), 1.5)
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ class ScoreTables:
             "float, or leave it out"
             for name, value in {k: v for info in self.run.infos for k, v in info.items()}.items()
             if self.settings and self.settings.rewards is None
-            if name not in {*self.rewards.weights, *ROLLOUT_FACTS, "score"}
+            if name not in {*self.rewards.weights, *self.settings.bounds, *ROLLOUT_FACTS, "score"}
             if value is None or may_be_meant(value)
         ]
 
