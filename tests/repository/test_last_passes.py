@@ -251,7 +251,7 @@ def test_each_path_that_a_session_covers_is_there(tracked):
 
 # the tests missed 124 of mutmut's first 2,049 changes, more than one in twenty; its first pass
 # takes it out here
-NOT_PASSED = ["slow", "mutmut"]
+NOT_PASSED = ["mutmut"]
 
 
 def test_no_pass_is_missing_or_old(tracked):
