@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from verl_gdpo.algorithm.dropped import drop_failed
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of, small_ranges
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
@@ -80,6 +81,9 @@ class AdvantageStep:
     advantages: TokenAdvantages | None = None
     _token: "Token[AdvantageStep | None] | None" = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        self.rows = drop_failed(self.rows, self.settings.min_group)
+
     @functools.cached_property
     def rewards(self) -> RewardMatrix:
         """The reward matrix, made once for the estimator and the metrics; see `RewardMatrix.of`."""
@@ -99,12 +103,11 @@ class AdvantageStep:
 
         See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
         """
+        refuse_failures(self.rows.notes, self.settings.max_failed, f"of step {self.rows.step}")
         if adv_estimator == "gdpo":
             _ = self.rewards
         else:
             self.rewards.check_own_scores(self.rows)
-        if NOTES_KEY in self.rows.columns:
-            refuse_failures(self.rows, self.settings.max_failed)
 
     @property
     def computed(self) -> TokenAdvantages:
