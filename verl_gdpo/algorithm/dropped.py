@@ -13,9 +13,7 @@ def drop_failed(rows: BatchRows, smallest: int) -> BatchRows:
 
     A group leaves as a whole, and gets the note, if they leave fewer than `smallest` samples of it.
     """
-    column = rows.columns.get(NOTES_KEY)
-    if column is None:  # such rows need not have keys
-        return rows
+    column = rows.columns[NOTES_KEY]
     samples = np.flatnonzero(rows.counted_B).tolist()
     group_of_row = {row: group_of(rows.label(row)) for row in samples}
     notes = {row: column[row] for row in group_of_row if column[row] is not ABSENT}

@@ -29,7 +29,13 @@ import transfer_queue as tq
 
 from verl_gdpo.algorithm.dropped import drop_failed
 from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
-from verl_gdpo.algorithm.samples import BatchRows, check_names, group_of, split_key
+from verl_gdpo.algorithm.samples import (
+    NOTES_KEY,
+    BatchRows,
+    check_names,
+    group_of,
+    split_key,
+)
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.extend import Function, record_of
 from verl_gdpo.hooks.reward_functions import refuse_failures
@@ -255,7 +261,8 @@ def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> 
     rows = record.checked_rows(keys, partition_id, [tags[key] for key in keys])
     if record.settings is not None:
         groups, rows = [group_of(key) for key in keys], replace(rows, step=record.step)
-        rows = drop_failed(rows, record.settings.min_group)
+        if NOTES_KEY in rows.columns:
+            rows = drop_failed(rows, record.settings.min_group)
         record.notes += rows.notes
         if len(record.notes) >= record.samples:  # they may all be filtered, and never trained
             where = "that dynamic sampling looked at since the last step"

@@ -81,9 +81,6 @@ class AdvantageStep:
     advantages: TokenAdvantages | None = None
     _token: "Token[AdvantageStep | None] | None" = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        self.rows = drop_failed(self.rows, self.settings.min_group)
-
     @functools.cached_property
     def rewards(self) -> RewardMatrix:
         """The reward matrix, made once for the estimator and the metrics; see `RewardMatrix.of`."""
@@ -101,9 +98,11 @@ class AdvantageStep:
     def check(self, adv_estimator: str) -> None:
         """Raise RewardError for what the batch must not train on, whichever estimator runs.
 
-        See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
+        It drops samples too. See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
         """
-        refuse_failures(self.rows.notes, self.settings.max_failed, f"of step {self.rows.step}")
+        if NOTES_KEY in self.rows.columns:
+            self.rows = drop_failed(self.rows, self.settings.min_group)
+            refuse_failures(self.rows.notes, self.settings.max_failed, f"of step {self.rows.step}")
         if adv_estimator == "gdpo":
             _ = self.rewards
         else:
