@@ -16,6 +16,7 @@ from metrics_of_batch import EXACT, GROUPS, LENGTHS, REWARDS, matrix, of_batch
 from repository import REPO
 
 from verl_gdpo.algorithm import metrics
+from verl_gdpo.algorithm.dropped import drop_failed
 from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.algorithm.metrics import (
     MOST_SOURCES,
@@ -575,7 +576,7 @@ def of_scoring():
     infos = [{NOTES_KEY: note, "a": 1.0} for note in (*notes, notes[0])]
     keys, padding = [f"u_{n}_0" for n in range(4)], [False, False, True, False]
     rows = BatchRows.from_keys(keys, [*infos, {"a": 1.0}], ["x"] * 4, padding)
-    return scoring_metrics(rows)
+    return scoring_metrics(drop_failed(rows, 2))
 
 
 def test_what_scorers_note():

@@ -248,18 +248,24 @@ def test_rewards_of_length_and_time(file):
     )
 
 
-def test_a_reward_whose_function_fails_may_be_missing(file):
+@pytest.mark.parametrize(
+    ("dropping", "notes"),
+    [((), {}), (["short"], {"dropped": 0.0}), (["fails", "short"], {"dropped": 1.0})],
+)
+def test_a_reward_whose_function_fails_may_be_missing(file, dropping, notes):
     entries = {
         "fails": {"path": file, "name": "fails", "on_error": "missing"},
         "both": {"path": file, "name": "wrong_sum", "on_error": "missing", "weight": {"a": 1}},
         "short": {"path": file, "name": "length", "on_error": "missing"},
         "other": {"path": file, "name": "length", "on_error": "missing", "sources": ["t"]},
     }
+    for name in dropping:
+        entries[name]["on_error"] = "drop"
     assert score(config_of(entries))["reward_extra_info"] == {
         **dict.fromkeys(["fails", "both__a", "other"]),
         "short": 1.0,
         "score": 1.0,
-        NOTES_KEY: {f"failed_{name}": float(name in ("fails", "both")) for name in entries},
+        NOTES_KEY: {f"failed_{name}": float(name in ("fails", "both")) for name in entries} | notes,
     }
 
 
@@ -271,7 +277,7 @@ def test_the_run_ends_if_a_function_fails_too_often(failed, limits, ends):
     infos = [{"x": None, NOTES_KEY: {"failed_x": 1.0}}] * failed
     infos += [{"x": 1.0, NOTES_KEY: {"failed_x": 0.0}}] * (4 - failed)
     rows = BatchRows.from_keys(["a_0_0", "a_1_0", "b_0_0", "b_1_0"], infos, "ssss", [False] * 4, 7)
-    message = "reward_functions.x failed for 25% of the samples of step 7"
+    message = "reward_functions: failed x: 25% of the samples of step 7, and .*max_failed=0.1"
     with pytest.raises(RewardError, match=message) if ends else nullcontext():
         AdvantageStep(GdpoSettings(**limits), rows).check("gdpo")
 

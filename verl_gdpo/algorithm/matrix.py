@@ -50,7 +50,7 @@ class RewardMatrix:
         counted_B = rows.counted_B
         counted = np.flatnonzero(counted_B).tolist()
         if not counted:
-            raise RewardError("the batch holds no sample, only padding")
+            raise RewardError("the batch holds no sample, only padding and what on_error=drop took")
         terms = _terms(rows, counted, settings)
         raw = {name: _column(name, rows, counted, settings) for name in terms.names}
         for name in raw.keys() & settings.bounds.keys():

@@ -20,7 +20,7 @@ import torch
 from verl_gdpo.algorithm import statistics, zero
 from verl_gdpo.algorithm.equation import VERL_EPS, GdpoScalars, group_index
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
-from verl_gdpo.algorithm.samples import ABSENT, NOTES_KEY, BatchRows
+from verl_gdpo.algorithm.samples import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import unit, within_groups
 from verl_gdpo.algorithm.variants import Bounds
@@ -102,11 +102,8 @@ def batch_metrics(
 
 def scoring_metrics(rows: BatchRows) -> dict[str, float]:
     """Return {"gdpo/scoring/<note>": mean over the samples whose scorer left notes}."""
-    column = rows.columns.get(NOTES_KEY, [ABSENT] * len(rows))
-    counted = np.flatnonzero(rows.counted_B).tolist()
-    notes = [column[row] for row in counted if column[row] is not ABSENT]
-    names = notes[0] if notes else ()
-    return {f"gdpo/scoring/{name}": float(np.mean([n[name] for n in notes])) for name in names}
+    names = rows.notes[0] if rows.notes else ()
+    return {f"gdpo/scoring/{name}": float(np.mean([n[name] for n in rows.notes])) for name in names}
 
 
 def _of_advantage(

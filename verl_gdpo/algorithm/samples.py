@@ -22,6 +22,7 @@ ERROR_KEY = "gdpo_error"
 # key there that holds what a scorer notes of its own work, {name: number}; it is logged, no reward
 NOTES_KEY = "gdpo_notes"
 FAILED = "failed_"  # how a note begins that a function of the list could not score the sample
+DROPPED = "dropped"  # the note that a sample leaves all statistics and the loss
 # key there that holds the score that an agent loop set itself; verl then asks no reward manager
 AGENT_SCORE_KEY = "gdpo_own_score"
 SCORER = "the scorer returned"  # how messages begin that continue with what it returned
@@ -85,10 +86,11 @@ class BatchRows:
     columns: Mapping[str, Sequence[Any]]  # verl's reward_extra_info by key, ABSENT where not there
     sources: Sequence[str]  # verl's data_source; rows of one source have the same rewards
     session_B: npt.NDArray[np.int64]  # the number of the last row in each row's session
-    is_padding_B: npt.NDArray[np.bool_]
+    is_padding_B: npt.NDArray[np.bool_]  # verl's padding, and what `drop_failed` took out
     step: int | None = None  # the training step, which weights with a schedule need
     # {row: score} where no manager ran, because an agent loop set `reward_score` itself
     own_scores: Mapping[int, float] = field(default_factory=dict)
+    notes: Sequence[Mapping[str, float]] = ()  # see `drop_failed`
 
     @classmethod
     def from_keys(

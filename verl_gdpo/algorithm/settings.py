@@ -210,7 +210,9 @@ class GdpoSettings(Options):
     """the options of another implementation; see [variants.md](variants.md#dialects)"""
 
     max_failed: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """the run ends if a function with `on_error: missing` fails for a larger share of a step"""
+    """the run ends if a function fails for, or `on_error: drop` takes, a larger share of a step"""
+    min_group: Annotated[int, Field(ge=1)] = 2
+    """a group leaves as a whole if `on_error: drop` leaves fewer samples of it"""
 
     # {reward: (lowest, highest)}, also those that scorers declare
     bounds: Mapping[str, Bounds] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.hooks.function_list import KEY as FUNCTIONS
-from verl_gdpo.hooks.function_list import algorithm_of, entries_of, may_fail
+from verl_gdpo.hooks.function_list import algorithm_of, entries_of, weights_of_entry
 
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
@@ -243,8 +243,12 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
             "function that queries the model and returns {name: value}"
         )
     steps = OmegaConf.select(config, "trainer.total_training_steps")
-    filters = settings.rewards and OmegaConf.select(config, "algorithm.filter_groups.enable")
-    if filters and (silent := settings.terms.silent_step(steps)) is not None:
+    filters_groups = OmegaConf.select(config, "algorithm.filter_groups.enable")
+    if (
+        settings.rewards
+        and filters_groups
+        and (silent := settings.terms.silent_step(steps)) is not None
+    ):
         yield (
             f"{REWARDS}: all weights are 0 at step {silent}, and "
             "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
@@ -257,12 +261,16 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
             f"would not be called. Move it into the list: {moved}"
         )
     conditions = {term.when.reward for term in settings.terms.values() if term.when}
-    for name, returned in may_fail(config).items():
-        is_summed = not uses_estimator or settings.group_norm == "summed"
-        if is_summed or conditions & {*returned}:
-            why = "a condition asks for it" if not is_summed else "the rewards are summed first"
+    is_summed = not uses_estimator or settings.group_norm == "summed"
+    for name, entry in entries_of(config).items():
+        on_error, why = entry.get("on_error"), ""
+        if on_error == "missing" and (is_summed or conditions & {*weights_of_entry(name, entry)}):
+            why = "the rewards are summed first" if is_summed else "a condition asks for it"
+        elif on_error == "drop" and filters_groups and not uses_estimator:
+            why = "verl filters groups by all scores"
+        if why:
             yield (
-                f"{FUNCTIONS}.{name}.on_error=missing: {why}, so a sample without this reward "
+                f"{FUNCTIONS}.{name}.on_error={on_error}: {why}, so a sample without this reward "
                 "would count as a bad one. Set on_error=stop"
             )
     if entries_of(config) and not uses_gdpo_manager(config):

@@ -13,7 +13,7 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 KEY = "reward.reward_functions"
 # all others are options
 RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "required")
-ON_ERROR = ("stop", "missing")
+ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
 
 
@@ -50,13 +50,14 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
 
 
-def may_fail(config: Any) -> dict[str, list[str]]:
-    """Return {function: its rewards} of those with `on_error: missing`."""
-    return {
-        name: [*weights_of_entry(name, entry)]
-        for name, entry in entries_of(config).items()
-        if entry.get("on_error") == "missing"
-    }
+def refuse_without_v1(config: Any) -> None:
+    """Raise ValueError for a function that only verl's V1 trainers can have."""
+    for name, entry in entries_of(config).items():
+        if entry.get("on_error") == "drop":
+            raise ValueError(
+                f"{KEY}.{name}.on_error=drop: only the V1 trainers of verl.trainer.main_ppo can "
+                "have it (trainer.use_v1=True)"
+            )
 
 
 def limited_functions(config: Any) -> list[str]:

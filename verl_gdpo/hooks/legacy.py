@@ -40,6 +40,7 @@ from verl_gdpo.algorithm.samples import (
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
+from verl_gdpo.hooks.function_list import refuse_without_v1
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.hooks.step import NO_REWARDS, AdvantageStep, TokenAdvantages, fitting
 from verl_gdpo.hooks.trainer import TrainerRecord
@@ -56,6 +57,7 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
     if record is None:
         record = TrainerRecord.of(config)
         if record is not None:
+            refuse_without_v1(config)
             extend_instance(trainer, "RayPPOTrainer", record)
     return record
 

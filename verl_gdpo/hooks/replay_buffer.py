@@ -20,16 +20,25 @@ and the fields `extra_fields` (with verl's `reward_extra_info`) and `data_source
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import transfer_queue as tq
 
+from verl_gdpo.algorithm.dropped import drop_failed
 from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
-from verl_gdpo.algorithm.samples import BatchRows, check_names, group_of, split_key
+from verl_gdpo.algorithm.samples import (
+    NOTES_KEY,
+    BatchRows,
+    check_names,
+    group_of,
+    split_key,
+)
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.extend import Function, record_of
+from verl_gdpo.hooks.reward_functions import refuse_failures
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
 
 logger = logging.getLogger(__name__)
@@ -69,6 +78,16 @@ def fetch_rows(
     )
 
 
+def zero_masks(batch: Any, is_dropped_B: Iterable[bool]) -> None:
+    """Take all tokens of rows out of the loss: with the advantage 0, KL and entropy would count."""
+    of = {"keys": [*compress(batch.keys, is_dropped_B)], "partition_id": batch.partition_id}
+    if of["keys"]:
+        rows = tq.kv_batch_get(**of, select_fields=["response_mask"])
+        # FSDP counts tokens by the second
+        rows["response_mask"] = rows["loss_mask"] = rows["response_mask"] * 0
+        tq.kv_batch_put(**of, fields=rows)
+
+
 def _column(fetched: Any, name: str) -> list[Any]:
     """Return a column as a list: TransferQueue returns a list, a NonTensorStack or an array."""
     column = fetched.get(name)
@@ -85,7 +104,10 @@ class BufferRecord:
     settings: GdpoSettings | None = None  # None: verl's own rule filters groups
     metric: FilterMetric | None = None  # None: no rule filters groups
     step: int | None = None
+    samples: int = 1  # of a batch
     busy: set[str] = field(default_factory=set)  # see `extend.py`
+    # of the samples that the filter looked at since the last batch
+    notes: list[Mapping[str, float]] = field(default_factory=list)
 
     def filter_by(self, settings: GdpoSettings, metric: str | None) -> None:
         """Make `algorithm.filter_groups` keep the groups that give a gradient under `settings`.
@@ -126,6 +148,7 @@ def sample(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     if batch.partition_id != "val" and record.metric is not None:
         record.metric.check_known(rows)
         metrics |= record.metric.metrics()
+        record.notes.clear()
     record.guard.end_batch(batch.partition_id)
     return batch, metrics
 
@@ -238,5 +261,11 @@ def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> 
     rows = record.checked_rows(keys, partition_id, [tags[key] for key in keys])
     if record.settings is not None:
         groups, rows = [group_of(key) for key in keys], replace(rows, step=record.step)
+        if NOTES_KEY in rows.columns:
+            rows = drop_failed(rows, record.settings.min_group)
+        record.notes += rows.notes
+        if len(record.notes) >= record.samples:  # they may all be filtered, and never trained
+            where = "that dynamic sampling looked at since the last step"
+            refuse_failures(record.notes, record.settings.max_failed, where)
         metric_B = record.metric.read(rows) if record.metric else None
         cache.update(classify_groups(rows, groups, record.settings, metric_B))

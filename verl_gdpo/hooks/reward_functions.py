@@ -16,13 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from verl_gdpo.algorithm.samples import (
-    ABSENT,
+    DROPPED,
     FAILED,
     NOTES_KEY,
-    BatchRows,
     RewardError,
     check_name,
     is_number,
@@ -56,7 +53,8 @@ class ListedFunction:
     options: for the function, from the configuration.
     sources: the values of `data_source` that it scores; None for all.
     names: of its rewards as far as the configuration tells.
-    may_fail: whether its rewards are missing where it fails. Else the run ends.
+    on_error: whether the run ends where it fails ("stop"), its rewards are "missing", or the
+        sample is dropped ("drop").
     is_limited: whether the limits of requests hold for it.
     """
 
@@ -66,7 +64,7 @@ class ListedFunction:
     sources: frozenset[str] | None
     names: Sequence[str]
     is_task: bool = False
-    may_fail: bool = False
+    on_error: str = "stop"
     is_limited: bool = False
 
     def scores(self, data_source: str) -> bool:
@@ -84,7 +82,7 @@ class ListedFunction:
         try:
             return await self.rewards(run, row), False
         except Exception:
-            if not self.may_fail:
+            if self.on_error == "stop":
                 raise
             logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
             return dict.fromkeys(self.names), True
@@ -150,7 +148,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         *(name, function, options, None if sources is None else frozenset(sources)),
         names=[*weights_of_entry(name, entry)],
         is_task=is_task,
-        may_fail=entry.get("on_error") == "missing",
+        on_error=entry.get("on_error", "stop"),
         is_limited=bool(entry.get("limited", False)),
     )
 
@@ -203,7 +201,7 @@ async def score_with(
     """Return the rewards of a row by all functions of its data source, which run side by side.
 
     A reward that another source alone has is None. Of functions that may fail, it also has notes
-    which of them did.
+    which of them did, and whether the sample is dropped.
 
     Raises:
         ValueError: two functions return one name, or none scores the source.
@@ -216,25 +214,37 @@ async def score_with(
         name: None for each in listed if not each.scores(source) for name in each.names
     }
     results = await asyncio.gather(*(each.rewards_or_none(run, row) for each in own))
-    failed = {f"{FAILED}{each.name}": 0.0 for each in listed if each.may_fail}
+    notes = {f"{FAILED}{each.name}": 0.0 for each in listed if each.on_error != "stop"}
+    if "drop" in [each.on_error for each in listed]:
+        notes[DROPPED] = 0.0
     for each, (named, has_failed) in zip(own, results, strict=True):
-        if each.may_fail:
-            failed[f"{FAILED}{each.name}"] = float(has_failed)
+        if has_failed:
+            notes[f"{FAILED}{each.name}"] = 1.0
+            notes |= {DROPPED: 1.0} if each.on_error == "drop" else {}
         if twice := sorted(named.keys() & rewards.keys()):
             raise ValueError(f"{KEY}.{each.name}: another function returns {twice} too; rename it")
         rewards |= named
-    return {**rewards, NOTES_KEY: failed} if failed else rewards
+    return {**rewards, NOTES_KEY: notes} if notes else rewards
 
 
-def refuse_failures(rows: BatchRows, most: float) -> None:
-    """Raise RewardError if a function has failed for a larger share than `most` of the samples."""
-    notes = [rows.columns[NOTES_KEY][row] for row in np.flatnonzero(rows.counted_B).tolist()]
-    notes = [each for each in notes if each is not ABSENT]
-    for key in filter(lambda key: key.startswith(FAILED), notes[0] if notes else ()):
+def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: str) -> None:
+    """Raise RewardError if more than `most` of the samples have failed, or are dropped.
+
+    Args:
+        notes: of each sample.
+        where: says which samples these are.
+    """
+    for key in notes[0] if notes else ():
         share = sum(each[key] for each in notes) / len(notes)
-        if share > most:
+        if key.startswith((FAILED, DROPPED)) and share > most:
             raise RewardError(
-                f"{KEY}.{key.removeprefix(FAILED)} failed for {share:.0%} of the samples of step "
-                f"{rows.step}, and algorithm.gdpo.max_failed={most:g}. The log of the reward "
-                "workers has each error"
+                f"{KEY}: {key.replace('_', ' ')}: {share:.0%} of the samples {where}, and "
+                f"algorithm.gdpo.max_failed={most:g}. The log of the reward workers has each error"
             )
+
+
+def empty_dropped(infos: Mapping[str, list[Any]]) -> None:
+    """Set all values of dropped samples to None, with which they count nowhere in validation."""
+    for row, notes in enumerate(infos.get(NOTES_KEY, ())):
+        for column in infos.values() if notes and notes.get(DROPPED) else ():
+            column[row] = None

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from verl_gdpo.algorithm.dropped import drop_failed
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of, small_ranges
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
@@ -97,14 +98,15 @@ class AdvantageStep:
     def check(self, adv_estimator: str) -> None:
         """Raise RewardError for what the batch must not train on, whichever estimator runs.
 
-        See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
+        It drops samples too. See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
         """
+        if NOTES_KEY in self.rows.columns:
+            self.rows = drop_failed(self.rows, self.settings.min_group)
+            refuse_failures(self.rows.notes, self.settings.max_failed, f"of step {self.rows.step}")
         if adv_estimator == "gdpo":
             _ = self.rewards
         else:
             self.rewards.check_own_scores(self.rows)
-        if NOTES_KEY in self.rows.columns:
-            refuse_failures(self.rows, self.settings.max_failed)
 
     @property
     def computed(self) -> TokenAdvantages:

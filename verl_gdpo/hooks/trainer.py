@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import ray
 import verl
 from omegaconf import OmegaConf
@@ -35,7 +36,8 @@ from verl_gdpo.hooks.before_training import (
 from verl_gdpo.hooks.configuration import has_gdpo, has_own_scorer, settings_of_run
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.gates import raise_refusals
-from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
+from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
+from verl_gdpo.hooks.reward_functions import empty_dropped
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.tasks import check_ground_truths
@@ -171,7 +173,8 @@ def build_replay_buffer(original: Function, self: Any) -> Any:
     is_sync = self.config.trainer.v1.trainer_mode == "sync"
     # full_determinism asks for runs that can be repeated; asynchronous runs cannot
     in_rounds = is_sync and self.config.actor_rollout_ref.rollout.full_determinism
-    of_buffer = BufferRecord(guard, in_rounds=in_rounds)
+    samples = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+    of_buffer = BufferRecord(guard, in_rounds=in_rounds, samples=samples)
     if self.config.algorithm.adv_estimator == "gdpo":
         of_buffer.filter_by(record.settings, getattr(buffer, "filter_groups_metric", None))
     extend_instance(buffer, "ReplayBuffer", of_buffer)
@@ -185,6 +188,7 @@ def compute_advantage(original: Function, self: Any, batch: Any, metrics: dict[s
     known.clear()
     with AdvantageStep(record.settings, replace(rows, step=self.global_steps)) as step:
         step.check(self.config.algorithm.adv_estimator)
+        zero_masks(batch, step.rows.is_padding_B & ~rows.is_padding_B)
         result = original(self, batch, metrics)
     metrics.update(record.keep(self, step, [tag["response_len"] for tag in batch.tags]))
     return result
@@ -195,8 +199,12 @@ def compute_and_note(original: Function, data: Any, *args: Any, **kwargs: Any) -
 
     To get the same numbers later, we would have to fetch two columns of tokens from TransferQueue.
     """
-    data = original(data, *args, **kwargs)
     if (step := current_step()) is not None:
+        # dropped rows are groups of their own, as verl's estimators look at all rows of a group
+        uids = data.non_tensor_batch["uid"]
+        data.non_tensor_batch["uid"] = np.where(step.rows.is_padding_B, step.keys, uids)
+    data = original(data, *args, **kwargs)
+    if step is not None:
         step.advantages = TokenAdvantages.of(data.batch)
     return data
 
@@ -239,7 +247,8 @@ def update_validation_metrics(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Leave out what is not a reward, and samples to which `acc` does not apply."""
+    """Leave out what is not a reward, dropped samples, and those to which `acc` does not apply."""
+    empty_dropped(infos)
     infos = {
         name: as_numbers_or_text(column)
         for name, column in infos.items()
