@@ -228,9 +228,9 @@ for function in reward_funcs(*TASKS.values()):
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        *("bug None", "correctness 1.0", "format 0.0", "integer 1.0", "length None", "pass None")
-    ]
+    scored = [line for line in done.stdout.splitlines() if not line.endswith(" None")]
+    assert scored == ["correctness 1.0", "format 0.0", "integer 1.0"]
+    assert {"bug None", "length None", "pass None"} < {*done.stdout.splitlines()}
 
 
 def test_the_package_does_not_import_it():

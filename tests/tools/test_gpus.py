@@ -20,6 +20,7 @@ from verl_gdpo.tools.check.gpus import (
     Keys,
     find_gpus,
     keys_for,
+    main,
     overrides_for,
     used_of,
 )
@@ -173,3 +174,9 @@ def test_engines_that_are_not_installed(monkeypatch):
     assert machine.missing_packages(composed("hardware=cpu", "rollout_engine=vllm_cpu")) == [vllm]
     there |= {"vllm", "flash_attn"}
     assert machine.missing_packages(both) == []
+
+
+def test_keys_of_memory_come_with_a_warning(nvidia_smi, capsys):
+    nvidia_smi(*made(A100))
+    assert main(["tool_rl", ""]) == 0
+    assert "no GPU has confirmed the keys of memory" in capsys.readouterr().err
