@@ -8,8 +8,10 @@ rewards that vary.
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
+import oracle
 import pytest
 import two_outputs
 from rollout_check import BATCH, GRPO, SAMPLES, check_advantages, check_rollouts
@@ -169,6 +171,36 @@ def test_functions_from_three_places_of_which_one_is_a_service(assets, tmp_path)
     assert 0 < failed < 1.2
     at_once = np.cumsum([1 if sign == "+" else -1 for sign in log.read_text()])
     assert at_once.max() == 2 and at_once[-1] == 0
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_samples_without_their_service_leave_the_step(assets, tmp_path, estimator):
+    entry = {
+        **{"path": REWARD_FILE, "name": "service", "log": tmp_path / "service.log"},
+        **{"weight": "{digits: 1.0}", "on_error": "drop"},
+    }
+    listed = [f"+reward.reward_functions.service.{key}={value}" for key, value in entry.items()]
+    more = ("++algorithm.gdpo.max_failed=0.6", "++algorithm.gdpo.min_group=3")
+    steps = ("trainer.total_training_steps=2", f"estimator={estimator}")
+    run = run_verl(tmp_path, overrides(assets, *listed, *more, *steps, scorer=None))
+    assert run.exit_code == 0, run.last_lines()
+    dropped = 0
+    for step in (1, 2):
+        rows = [row for row in run.dump(step) if not row["uid"].startswith("pad")]
+        works = [row for row in rows if not service_fails(row["output"])]
+        whole = Counter(row["group"] for row in works)
+        left = [row for row in works if whole[row["group"]] >= 3]
+        assert [row for row in rows if not row["is_padding"]] == left
+        assert {row["advantage"] for row in rows if row["is_padding"]} <= {0.0}
+        digits = [[sum(map(str.isdigit, row["output"]))] for row in left]
+        assert [row["rewards"]["service__digits"] for row in left] == [each for [each] in digits]
+        options = GRPO if estimator == "grpo" else {}
+        expected = oracle.gdpo(digits, [row["group"] for row in left], **options)
+        assert [row["advantage"] for row in left] == pytest.approx(expected, abs=1e-4)
+        share = 1 - len(left) / len(rows)
+        assert run.steps()[step]["gdpo/scoring/dropped"] == pytest.approx(share)
+        dropped += share
+    assert 0 < dropped < 1.2
 
 
 # --- nothing is trained; faults.py has more such runs ---------------------------------------------
