@@ -3,7 +3,6 @@
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -134,15 +133,20 @@ def shared_prompts(
 
         return PromptReader(sum(file.table.num_rows for file in files), read)
 
-    def label(files: Sequence[DataFile], number: int) -> str:
-        for file in files:
-            if number < file.table.num_rows:
-                return file.row(number).label
-            number -= file.table.num_rows
-        raise IndexError(number)
-
     shared = compare(prompts(training), prompts(validation))
-    return shared.describe(partial(label, validation), partial(label, training))
+    return shared.describe(
+        lambda number: row_at(validation, number).label,
+        lambda number: row_at(training, number).label,
+    )
+
+
+def row_at(files: Sequence[DataFile], number: int) -> DataRow:
+    """Return a row by its number in all files, one after the other."""
+    for file in files:
+        if number < file.table.num_rows:
+            return file.row(number)
+        number -= file.table.num_rows
+    raise IndexError(number)
 
 
 def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list[str]:
@@ -168,16 +172,15 @@ def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list
 
 def evenly(count: int, most: int) -> list[int]:
     """At most `most` of `count` places, at equal distances, with both ends."""
-    places: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
-    return places
+    return [int(place) for place in np.linspace(0, count - 1, min(count, most)).round()]
 
 
 def pick_rows(
     training: Sequence[DataFile], validation: Sequence[DataFile], count: int
 ) -> list[DataRow]:
     """Return `count` evenly spread training rows, and one row of each other data source."""
-    places = [(file, index) for file in training for index in range(file.table.num_rows)]
-    rows = [places[place][0].row(places[place][1]) for place in evenly(len(places), count)]
+    total = sum(file.table.num_rows for file in training)
+    rows = [row_at(training, number) for number in evenly(total, count)]
     for file in (*training, *validation):
         sources = file.sources
         for source in dict.fromkeys(sources):
@@ -192,15 +195,13 @@ def read_responses(path: Path, training: Sequence[DataFile]) -> Responses:
     Raises:
         ValueError: a line is not {response: text, row: number of a training row, or nothing}.
     """
-    places = [(file, index) for file in training for index in range(file.table.num_rows)]
-    responses = []
+    total, responses = sum(file.table.num_rows for file in training), []
     for line in READERS[path.suffix](path).to_pylist():
         text, number = line.get("response"), line.get("row")
-        if not isinstance(text, str) or number not in (None, *range(len(places))):
-            form = f"{{response: text}}, and row: 0 to {len(places) - 1} if it belongs to a row"
+        if not isinstance(text, str) or not (number is None or number in range(total)):
+            form = f"{{response: text}}, and row: 0 to {total - 1} if it belongs to a row"
             raise ValueError(f"--responses {path}: got {reprlib.repr(line)}; expected {form}")
-        of = None if number is None else places[number][0].row(places[number][1])
-        responses.append((of, text))
+        responses.append((None if number is None else row_at(training, number), text))
     return responses
 
 

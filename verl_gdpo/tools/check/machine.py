@@ -5,13 +5,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from omegaconf import OmegaConf
+from requests.utils import get_netrc_auth
 
 import verl_gdpo
 from verl_gdpo.hooks.configuration import has_own_scorer
@@ -55,20 +54,19 @@ def what_ray_refuses(config: Any) -> list[str]:
     around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     folder = OmegaConf.select(config, "ray_kwargs.ray_init._temp_dir") or f"{around}/ray"
     excess = len(f"{folder}{SESSION.format(os.getpid())}".encode()) - LONGEST_SOCKET
-    table = [
-        (
-            SIGNS.search(sys.executable),
+    problems = []
+    if SIGNS.search(sys.executable):
+        problems.append(
             f"Ray starts no worker with {sys.executable}: a shell gets this path without quotes. "
-            "Take a Python whose path has no space, quote or such sign, as ./setup_env.sh does",
-        ),
-        (
-            excess > 0,
+            "Take a Python whose path has no space, quote or such sign, as ./setup_env.sh does"
+        )
+    if excess > 0:
+        problems.append(
             f"{folder}: this folder of Ray is too long by {excess} bytes, because the path of a "
             f"socket in it may have {LONGEST_SOCKET}. Set TMPDIR=/tmp, or RAY_TMPDIR to a short "
-            "folder",
-        ),
-    ]
-    return [text for is_refused, text in table if is_refused]
+            "folder"
+        )
+    return problems
 
 
 def check_gpus(config: Any) -> None:
@@ -149,14 +147,8 @@ def _has_wandb_key(config: Any) -> bool:
     is_offline = environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
     if is_offline or any(map(environment.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):
         return True
-    host = urlsplit(environment.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    file = Path(environment.get("NETRC", "~/.netrc")).expanduser()
-    try:
-        return netrc(file).authenticators(host) is not None
-    except OSError:
-        return False
-    except NetrcParseError:  # let W&B judge
-        return True
+    url = environment.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return get_netrc_auth(url) is not None
 
 
 def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:

@@ -40,17 +40,18 @@ def main(argv: Sequence[str]) -> int:
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     arguments = parser.parse_args(argv)
     chosen = [pair for named in arguments.arm for pair in _runs_of(named, parser)]
-    arm_of: dict[Path | str, str] = dict(chosen)
     sources = [*arguments.runs, *(run for run, _ in chosen)]
     if not sources:
         parser.error("expected a RUN, or --arm NAME=RUN,RUN")
-    out = arguments.out or _default_out(sources)
+    folder = Path(sources[0])  # a tracker's folder is left as it is
+    is_ours = len(sources) == 1 and (folder / "metrics").is_dir()
+    out = arguments.out or (folder / "report" if is_ours else Path("report"))
     # torch and pandas take seconds to load
     from verl_gdpo.tools.report.page import build_page, write
 
     try:
         scorer = Scorer.of(arguments.scorer, arguments.data_source) if arguments.scorer else None
-        page = build_page(sources, arguments.config, arguments.rollouts, scorer, arm_of)
+        page = build_page(sources, arguments.config, arguments.rollouts, scorer, dict(chosen))
     except ValueError as error:
         print(f"verl-gdpo report: {error}", file=sys.stderr)
         return 1
@@ -65,10 +66,3 @@ def _runs_of(named: str, parser: argparse.ArgumentParser) -> list[tuple[str, str
     if not (arm and is_named and pairs):
         parser.error(f"--arm {named}: expected NAME=RUN,RUN, such as --arm grpo=runs/1,runs/2")
     return pairs
-
-
-def _default_out(runs: Sequence[Path | str]) -> Path:
-    """In the folder of a run of our recipes; a tracker's folder is left as it is."""
-    folder = Path(runs[0])
-    is_ours = len(runs) == 1 and (folder / "metrics").is_dir()
-    return folder / "report" if is_ours else Path("report")
