@@ -52,6 +52,9 @@ def pytest_collection_modifyitems(items):
         return found[0] if found else len(LONG)
 
     items.sort(key=place)
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker("ray")
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which nox does without
