@@ -110,23 +110,6 @@ def test_a_template_holds_no_results(template, allowed):
     assert {*re.findall(r"\d*\.\d+", outside)} <= allowed
 
 
-def test_the_sentences_of_the_readme_are_those_of_the_data():
-    said = " ".join(PAGES["README.md"].split())
-    gains = compare.bonferroni()
-    matter = {row for row, gain in gains.items() if page.tested(*row)[1] == "difference"}
-    assert matter == {("20_to_1", "grpo"), ("by_prompt", "grpo"), ("by_prompt", "grpo_rescaled")}
-    assert f"earned {gains['20_to_1', 'grpo'].mean:.2f} more than GRPO where" in said
-    assert f"and {gains['by_prompt', 'grpo'].mean:.2f} more where they depend on the prompt" in said
-    less = [
-        -compare.difference(setting, "grpo", compare.share("large")).mean
-        for setting in ("20_to_1", "by_prompt")
-    ]
-    assert f"Of the other reward it earned {less[0]:.2f} and {less[1]:.2f} less." in said
-    assert f"{page.runs_of(1)} trainings" in said
-    assert page.verdicts() == "of 8 comparisons, 7 open, 1 no difference that matters"
-    assert f"{page.runs_of(2)} more trainings, with the rewards of GSM8K, maths and tool" in said
-    assert "left seven of eight comparisons open" in said
-
 
 @pytest.mark.slow
 def test_the_coverage_in_the_page_of_the_advice_is_measured():
