@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.matrix import RewardMatrix, small_ranges
 from verl_gdpo.algorithm.samples import (
     ERROR_KEY,
     BatchRows,
@@ -232,3 +232,20 @@ def test_a_score_that_is_not_the_sum_is_refused(score, ok):
         return
     with pytest.raises(RewardError, match=r"u_1_0: .*not the sum of .*rewards=\{a: 1.0, b: 1.0\}"):
         matrix(rows)
+
+
+@pytest.mark.parametrize(("large", "is_small"), [(9.5, False), (10.0, True), (10.5, True)])
+def test_a_range_is_small_from_a_tenth_on(large, is_small):
+    settings = GdpoSettings()
+    rewards = matrix(rows_like({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": large}))
+    lines = small_ranges(rewards, settings)
+    assert [line.split(":")[0] for line in lines] == ["a"] * is_small
+
+
+def test_a_reward_without_weight_or_value_has_no_small_range():
+    rewards = {"a": {"weight": 0.0}, "b": {"weight": 0.0}}
+    rows = rows_like({"a": 1.0, "b": None}, {"a": 2.0, "b": None})
+    settings = GdpoSettings(rewards=rewards)
+    of_rows = RewardMatrix.of(rows, settings)
+    assert of_rows.ranges(settings) == {"a": 1.0, "b": 0.0}
+    assert small_ranges(of_rows, settings) == []

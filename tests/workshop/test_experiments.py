@@ -110,7 +110,6 @@ def test_a_template_holds_no_results(template, allowed):
     assert {*re.findall(r"\d*\.\d+", outside)} <= allowed
 
 
-
 @pytest.mark.slow
 def test_the_coverage_in_the_page_of_the_advice_is_measured():
     lines = [f"| {what} | {numbers} |" for what, numbers in advice.rows()]
