@@ -1,4 +1,4 @@
-"""Our recipes, composed on verl's configuration, and the tables of their document."""
+"""Our recipes, composed on verl's configuration."""
 
 from omegaconf import DictConfig, OmegaConf
 from quick_composition import compose_quickly
@@ -22,11 +22,6 @@ def leaves(container, prefix=""):
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def cells_after(heading):
-    table = (RECIPES / "README.md").read_text().split(heading)[1].split("\n\n")[1]
-    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in table.splitlines()]
 
 
 def keys_of(config):
