@@ -355,21 +355,6 @@ def test_how_a_symbol_is_looked_up(module, name, is_there):
     assert Extension(module, name).is_missing() != is_there
 
 
-def test_the_table_in_the_docs():
-    text = (REPO / "docs" / "trainers.md").read_text()
-    (shown,) = re.findall(r"<!-- extensions -->\n(.*?)<!-- end -->", text, re.S)
-    rows = ["| of verl | ours, in `verl_gdpo/` | when |", "|---|---|---|"]
-    for each in EXTENSIONS:
-        name = f"`{each.module}`: `{each.path}`"
-        if each.replacement:
-            module, _, function = each.replacement.partition(":")
-            when = "a trainer is made" if each.at_construction else "it is imported"
-            rows.append(f"| {name} | `{module.replace('.', '/')}.py`: `{function}` | {when} |")
-        else:
-            rows.append(f"| {name} | | called alone |")
-    assert shown.strip().splitlines() == rows
-
-
 def test_each_function_of_ours_is_there():
     for each in (*EXTENSIONS, *ON_CPU, *OWN_ROLLOUT, *FUSED_KERNELS):
         module, _, function = each.replacement.partition(":")
