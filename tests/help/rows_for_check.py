@@ -1,7 +1,6 @@
 """The rows and reward functions on which `verl-gdpo check` is tested, right and wrong ones."""
 
 import json
-import re
 import shlex
 import shutil
 
@@ -15,8 +14,20 @@ from tokenizers.pre_tokenizers import Whitespace
 from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
 
-PAGE = (REPO / "docs" / "check.md").read_text()
-(COMMAND,) = re.findall(r"^verl-gdpo check (--elsewhere .*?)```", PAGE, re.M | re.S)
+# in which nothing is wrong
+COMMAND = """
+--elsewhere
+algorithm.adv_estimator=gdpo reward.reward_manager.name=gdpo
+data.train_files=DATA/train.parquet data.val_files=DATA/test.parquet
+data.train_batch_size=6 data.filter_overlong_prompts=True
+actor_rollout_ref.model.path=org/model
+actor_rollout_ref.actor.ppo_mini_batch_size=6 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1
+actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4
+actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1
+trainer.n_gpus_per_node=1 trainer.logger=console
+"""
 
 REWARDS = """
 import asyncio, os, sys, threading, time
@@ -111,8 +122,8 @@ MANNERS = (
 )
 
 
-def of_the_page(arguments, data):
-    return shlex.split(arguments.replace("\\\n", " ").replace("DATA", str(data)))
+def arguments_of(line, data):
+    return shlex.split(line.replace("DATA", str(data)))
 
 
 def write_check_data(folder):

@@ -18,13 +18,11 @@ KEY = rf"\+{{0,2}}~?(?:{GROUPS})\.[\w.]+="
 END = r"[^\s`'|),;.:]"
 # in quotes, up to the closing one; else up to a space or what ends a piece of text
 OVERRIDE = re.compile(rf"'({KEY}[^'\n]+)'|(?<![\w.+~'/-])({KEY}(?:'[^'\n]*'|[^\s`'|),;]*{END}))")
-# overrides that are wrong on purpose, and tried by tests/tools/test_check.py
-WRONG = "## Broken configurations"
 
 
 def pages():
     """{name: text} of all that a user may copy from."""
-    found = {page: text.split(WRONG)[0] for page, text in PAGES.items() if page != "CHANGELOG.md"}
+    found = {page: text for page, text in PAGES.items() if page != "CHANGELOG.md"}
     for file in sorted((REPO / "recipes").rglob("*.yaml")):
         found[str(file.relative_to(REPO))] = file.read_text()
     return found

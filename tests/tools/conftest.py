@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 from quick_composition import compose_quickly
-from rows_for_check import COMMAND, of_the_page, write_check_data
+from rows_for_check import COMMAND, arguments_of, write_check_data
 
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import main
@@ -37,10 +37,10 @@ def checks(monkeypatch, capfd):
 
 @pytest.fixture
 def plain(data, checks, monkeypatch, tmp_path):
-    """The same of the plain command of docs/check.md, in a folder without anything."""
+    """The same of the plain command, in a folder without anything."""
     monkeypatch.chdir(tmp_path)
 
     def run(*added):
-        return checks("--rows", "1", *of_the_page(COMMAND, data), *added)
+        return checks("--rows", "1", *arguments_of(COMMAND, data), *added)
 
     return run

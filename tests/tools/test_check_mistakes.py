@@ -5,7 +5,7 @@
 
 import pytest
 from repository import REPO
-from rows_for_check import of_the_page
+from rows_for_check import arguments_of
 
 
 def lines_of(name):
@@ -18,11 +18,11 @@ def lines_of(name):
 @pytest.mark.parametrize(("added", "words"), [*lines_of("mistakes")])
 def test_a_mistake_is_said(plain, data, added, words):
     """In a warning or a problem: after a problem, other remarks are shown too."""
-    _, warnings, problems = plain("--brief", *of_the_page(added, data))
+    _, warnings, problems = plain("--brief", *arguments_of(added, data))
     assert [part for part in words.split(" & ") if part not in (problems or warnings)] == []
 
 
 @pytest.mark.parametrize("added", [*lines_of("healthy")])
 def test_a_healthy_configuration_is_not_refused(plain, data, added):
-    code, _, problems = plain(*of_the_page(added, data))
+    code, _, problems = plain(*arguments_of(added, data))
     assert (code, problems) == (0, "")
