@@ -112,7 +112,9 @@ def test_a_template_holds_no_results(template, allowed):
 
 @pytest.mark.slow
 def test_the_coverage_in_the_page_of_the_advice_is_measured():
-    lines = [f"| {what} | {numbers} |" for what, numbers in advice.rows()]
+    rows = [row for row in advice.rows() if row[0].startswith("held out")]
+    assert len(rows) == len(advice.SIZES)
+    lines = [f"| {what} | {numbers} |" for what, numbers in rows]
     assert "\n".join(lines) in PAGES["docs/advice.md"]
 
 
