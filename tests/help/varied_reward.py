@@ -6,6 +6,8 @@ verl loads it through `reward.custom_reward_function.path`.
 import asyncio
 import itertools
 
+import ray
+
 from verl_gdpo.tasks.tool_rl import score as tool_rl
 
 # rewards (a, b, c) of the samples of a prompt, by its index modulo 5
@@ -63,13 +65,29 @@ def service_fails(response):
     return len(response) % 7 == 3
 
 
+async def ask_service(log):
+    """Writes + when it is asked, and - at its end, with the node of Ray that asks."""
+    for sign in "+-":
+        with open(log, "a") as file:
+            file.write(f"{sign}{ray.get_runtime_context().get_node_id()}\n")
+        await asyncio.sleep(0.02 if sign == "+" else 0)
+
+
+def asked_at_once(log):
+    """How many requests the service had at each of its lines, and the nodes that asked."""
+    lines = log.read_text().splitlines()
+    at_once = itertools.accumulate(1 if line[0] == "+" else -1 for line in lines)
+    return [*at_once], {line[1:] for line in lines}
+
+
+async def compute_score_after_service(data_source, solution_str, ground_truth, extra_info, log):
+    await ask_service(log)
+    return compute_score(data_source, solution_str, ground_truth, extra_info)
+
+
 async def service(solution_str, extra_info, log):
-    """Writes + when it is asked, and - at its end; fails for some responses."""
-    with open(log, "a") as file:
-        file.write("+")
-    await asyncio.sleep(0.02)
-    with open(log, "a") as file:
-        file.write("-")
+    """Fails for some responses."""
+    await ask_service(log)
     if service_fails(solution_str):
         raise ConnectionError("a service that is not there")
     return {"digits": sum(map(str.isdigit, solution_str)), "when": str(extra_info["is_validation"])}

@@ -16,8 +16,10 @@ from ray_nodes import HEAD, OTHER, THIRD, ray_nodes
 from rollout_check import check_rollouts
 from small_trainings import check_error, overrides
 from start_verl import ENVIRONMENT, run_verl
+from varied_reward import asked_at_once
 
 import verl_gdpo
+from verl_gdpo.run.resume import quoted
 
 ENDED_SECONDS = 180
 STEPS = 12
@@ -58,7 +60,15 @@ def lasting(nodes):
 
 
 def test_two_nodes_train_and_stay(assets, tmp_path):
-    """Ray ends what the run has started, and nothing else ends: neither a node nor another job."""
+    """Ray ends what the run has started, and nothing else ends: neither a node nor another job.
+
+    The reward workers of both nodes share one limit of requests.
+    """
+    log = tmp_path / "service.log"
+    limited = [
+        f"+reward.custom_reward_function.reward_kwargs.log={quoted(str(log))}",
+        "+reward.max_concurrent=2",
+    ]
     with ray_nodes(ENVIRONMENT) as nodes:
         nodes.start(HEAD)
         nodes.start(OTHER)
@@ -70,7 +80,10 @@ def test_two_nodes_train_and_stay(assets, tmp_path):
         start = time.monotonic()
         run = run_verl(
             tmp_path,
-            overrides(assets, *on(nodes), f"trainer.total_training_steps={STEPS}"),
+            overrides(
+                *(assets, *on(nodes), *limited, f"trainer.total_training_steps={STEPS}"),
+                scorer="compute_score_after_service",
+            ),
             **nodes.token,
         )
         print(f"{time.monotonic() - start:.0f} s, exit code {run.exit_code}")
@@ -83,6 +96,9 @@ def test_two_nodes_train_and_stay(assets, tmp_path):
     weights = dict.fromkeys(["correctness", "format", "letters", "brevity"], 1.0)
     difference = max(check_rollouts(one, weights) for one in rows)
     print(f"{sum(map(len, rows))} rows, largest difference {difference:.1e}")
+    at_once, asking = asked_at_once(log)
+    assert max(at_once) == 2 and at_once[-1] == 0
+    assert len(asking) == 2
     differences = {
         step: run.steps()[step]["training/rollout_probs_diff_max"] for step in (1, STEPS)
     }

@@ -17,7 +17,7 @@ import two_outputs
 from rollout_check import BATCH, GRPO, SAMPLES, check_advantages, check_rollouts
 from small_trainings import REWARD_FILE, check_error, overrides
 from start_verl import run_verl
-from varied_reward import PATTERNS, letters_alone, service_fails
+from varied_reward import PATTERNS, asked_at_once, letters_alone, service_fails
 
 from verl_gdpo.tasks.lengths import smooth
 from verl_gdpo.tasks.tool_rl import score as tool_rl
@@ -169,8 +169,8 @@ def test_functions_from_three_places_of_which_one_is_a_service(assets, tmp_path)
         assert run.steps()[step]["gdpo/scoring/failed_service"] == pytest.approx(share)
         failed += share
     assert 0 < failed < 1.2
-    at_once = np.cumsum([1 if sign == "+" else -1 for sign in log.read_text()])
-    assert at_once.max() == 2 and at_once[-1] == 0
+    at_once, _ = asked_at_once(log)
+    assert max(at_once) == 2 and at_once[-1] == 0
 
 
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
