@@ -1,6 +1,7 @@
 """The plugin in new processes: how it is loaded, what it registers, and how it refuses to run."""
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -353,6 +354,16 @@ def test_nothing_that_we_rely_on_is_missing():
 )
 def test_how_a_symbol_is_looked_up(module, name, is_there):
     assert Extension(module, name).is_missing() != is_there
+
+
+def test_the_table_in_the_docs():
+    text = (REPO / "docs" / "trainers.md").read_text()
+    (shown,) = re.findall(r"<!-- extensions -->\n(.*?)<!-- end -->", text, re.S)
+    rows = ["| module of verl | what is changed or called |", "|---|---|"]
+    for module, each in itertools.groupby(EXTENSIONS, lambda each: each.module):
+        names = ", ".join(f"`{one.path}`" for one in each)
+        rows.append(f"| `{module}` | {names} |")
+    assert shown.strip().splitlines() == rows
 
 
 def test_each_function_of_ours_is_there():
