@@ -430,14 +430,14 @@ def test_a_reward_function_knows_whether_this_is_validation():
     """Sessions run side by side; what verl's `_compute_score` sees is no column afterwards."""
     worker = SimpleNamespace(config=OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
 
-    async def compute(self, outputs):
+    async def compute(self, outputs, kwargs):
         await asyncio.sleep(0)
         seen.append((len(outputs[-1].response_ids), dict(outputs[-1].extra_fields)))
 
     async def session(self, sampling_params, trajectory, number):
         output = made_output(number)
         output.metrics.tool_calls = 0.5
-        await agent_loop.compute_and_mark(compute, self, [output])
+        await agent_loop.compute_and_mark(compute, self, [output], {})
         assert not {"is_validation", "tool_seconds"} & output.extra_fields.keys()
 
     async def both():

@@ -12,15 +12,17 @@ import asyncio
 import functools
 import inspect
 import logging
+import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_gdpo.algorithm.samples import (
     DROPPED,
     FAILED,
     NOTES_KEY,
     RewardError,
+    as_json,
     check_name,
     is_number,
 )
@@ -34,16 +36,26 @@ from verl_gdpo.hooks.function_list import (
     entries_of,
     weights_of_entry,
 )
+from verl_gdpo.hooks.scorer_calls import reason_of
 from verl_gdpo.tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
+GROUP_ARGUMENTS = ("data_source", "solution_strs", "ground_truth", "extra_infos")
+OF_GROUP = "verl_gdpo_group"  # the column with {function of the group: its result for the row}
 ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
 
 Result = Any  # of a function: a number, None, or {name: value}
 Run = Callable[["ListedFunction", functools.partial[Result]], Awaitable[Result]]
+
+
+class Sample(NamedTuple):
+    """A sample of a group: its columns as verl gives them to a manager, and its response."""
+
+    fields: Mapping[str, Any]
+    response_ids: Any
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,7 @@ class ListedFunction:
     on_error: whether the run ends where it fails ("stop"), its rewards are "missing", or the
         sample is dropped ("drop").
     is_limited: whether the limits of requests hold for it.
+    is_group: whether it gets all samples of a group at once.
     """
 
     name: str
@@ -66,6 +79,7 @@ class ListedFunction:
     is_task: bool = False
     on_error: str = "stop"
     is_limited: bool = False
+    is_group: bool = False
 
     def scores(self, data_source: str) -> bool:
         return self.sources is None or data_source in self.sources
@@ -86,6 +100,37 @@ class ListedFunction:
                 raise
             logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
             return dict.fromkeys(self.names), True
+
+    async def of_group(self, run: Run, group: Mapping[str, Any]) -> list[Result]:
+        """Return a result for each sample of a group; a ValueError for each if it failed."""
+        number = len(group["solution_strs"])
+        try:
+            results = await run(self, functools.partial(self.function, **self._arguments(group)))
+            if not isinstance(results, list) or len(results) != number:
+                raise ValueError(
+                    f"{KEY}.{self.name}: it returned {reprlib.repr(results)} for a group; expected "
+                    f"a list of {number}, with a number, None or a dict for each sample"
+                )
+        except Exception as error:
+            logger.warning("verl-gdpo: %s.%s failed for a group", KEY, self.name, exc_info=True)
+            return [ValueError(reason_of(error))] * number
+        return [  # what Ray can send
+            {key: as_json(value) for key, value in each.items()}
+            if isinstance(each, Mapping)
+            else as_json(each)
+            for each in results
+        ]
+
+    def from_group(self, results: Mapping[str, Result]) -> Result:
+        """Return its result among those that a row has from its group, or raise why it has none."""
+        if self.name not in results:
+            raise ValueError(
+                f"{KEY}.{self.name}.group=True: the row came without its group. The agent loop "
+                "workers have to be verl's AgentLoopWorkerTQ, or a subclass with its _run_prompt"
+            )
+        if isinstance(result := results[self.name], ValueError):
+            raise result
+        return result
 
     def _arguments(self, row: Mapping[str, Any]) -> dict[str, Any]:
         if self.is_task:
@@ -142,7 +187,8 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         function, is_task = TASKS[task].score, True
     else:
         function, is_task = _load(where, entry["path"], entry.get("name", "compute_score")), False
-        _check_signature(where, function, options)
+        arguments = GROUP_ARGUMENTS if entry.get("group") else ARGUMENTS
+        _check_signature(where, function, options, arguments)
     sources = entry.get("sources")
     return ListedFunction(
         *(name, function, options, None if sources is None else frozenset(sources)),
@@ -150,6 +196,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         is_task=is_task,
         on_error=entry.get("on_error", "stop"),
         is_limited=bool(entry.get("limited", False)),
+        is_group=bool(entry.get("group", False)),
     )
 
 
@@ -172,7 +219,9 @@ def _load(where: str, path: str, name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _check_signature(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def _check_signature(
+    where: str, function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[str]
+) -> None:
     """Raise ValueError for an option that the function does not take, or a lack of one."""
     parameters = inspect.signature(function).parameters
     kinds = {each.kind for each in parameters.values()}
@@ -186,12 +235,12 @@ def _check_signature(where: str, function: Callable[..., Any], options: Mapping[
         for each in parameters.values()
         if each.default is each.empty
         and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        and each.name not in (*ARGUMENTS, *ROUTER, *options)
+        and each.name not in (*arguments, *ROUTER, *options)
     ]
     if lacking:
         raise ValueError(
             f"{where}: its function asks for {lacking}, which nothing gives. It may take "
-            f"{', '.join(ARGUMENTS)}, and what the entry has beside {', '.join(RESERVED)}"
+            f"{', '.join(arguments)}, and what the entry has beside {', '.join(RESERVED)}"
         )
 
 
@@ -225,6 +274,20 @@ async def score_with(
             raise ValueError(f"{KEY}.{each.name}: another function returns {twice} too; rename it")
         rewards |= named
     return {**rewards, NOTES_KEY: notes} if notes else rewards
+
+
+async def score_group(
+    listed: Sequence[ListedFunction], run: Run, rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Result]]:
+    """Return {function: its result} for each sample of a group, by the functions of groups."""
+    plural = {
+        f"{name}s": [row.pop(name) for row in rows] for name in ("solution_str", "extra_info")
+    }
+    group = {**rows[0], **plural}
+    own = [each for each in listed if each.is_group and each.scores(group["data_source"])]
+    results = await asyncio.gather(*(each.of_group(run, group) for each in own))
+    by_name = {each.name: of_rows for each, of_rows in zip(own, results, strict=True)}
+    return [{name: of_rows[n] for name, of_rows in by_name.items()} for n in range(len(rows))]
 
 
 def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: str) -> None:

@@ -37,7 +37,13 @@ from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.function_list import algorithm_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.limits import Limiter
-from verl_gdpo.hooks.reward_functions import ListedFunction, reward_functions, score_with
+from verl_gdpo.hooks.reward_functions import (
+    OF_GROUP,
+    ListedFunction,
+    reward_functions,
+    score_group,
+    score_with,
+)
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
@@ -127,8 +133,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             )
         return self._sources[name]
 
-    async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score the last row of `data`, which holds the rows of one session."""
+    async def run_single(self, data: Any) -> Any:
+        """Score the last row of `data`, which holds the rows of one session.
+
+        For the samples of a group, return what the functions that compare them return.
+        """
+        if isinstance(data, list):
+            rows = [await self._row(*each) for each in data]
+            run = functools.partial(self._run_listed, label_of(data[0].fields), None)
+            return await score_group(self.functions, run, rows)
         fields = data[-1].non_tensor_batch
         try:
             result = await self._score(data[-1])
@@ -148,37 +161,39 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if length is None:  # verl scores a whole batch at once
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
-        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
-        response = await self._in_thread(None, decode, response_ids[:length])
-        data_source = fields["data_source"]
-        ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
-        task, options, _ = self._source(data_source)
+        row_of_verl = await self._row(fields, response_ids[:length])
+        task, options, _ = self._source(fields["data_source"])
         notes = task.programs.notes() if task and task.programs else None
         if task is not None:
             score = functools.partial(
                 task.score,
-                response,
-                ground_truth,
+                row_of_verl["solution_str"],
+                row_of_verl["ground_truth"],
                 response_tokens=length,
                 step=fields.get("global_steps"),
                 **options,
                 **({"notes": notes} if notes else {}),
             )
+        elif self.functions:
+            results = fields.get(OF_GROUP) or {}
+            run = functools.partial(self._run_listed, label_of(fields), results)
+            return await score_with(self.functions, run, row_of_verl)
         else:
-            row_of_verl = {
-                "data_source": data_source,
-                "solution_str": response,
-                "ground_truth": ground_truth,
-                "extra_info": self._extra_info(fields, length),
-                **self.router_kwargs,
-            }
-            if self.functions:
-                run = functools.partial(self._run_listed, label_of(fields))
-                return await score_with(self.functions, run, row_of_verl)
             score = functools.partial(self.compute_score, **row_of_verl)
         run = functools.partial(self._run, label_of(fields), self._pool(task), score)
         result = await (run() if task or not self.limiter else self.limiter.call(run))
         return {**result, NOTES_KEY: notes.numbers()} if notes else result
+
+    async def _row(self, fields: Mapping[str, Any], response_ids: Any) -> dict[str, Any]:
+        """Return what a function may take of a row, under verl's names."""
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+        return {
+            "data_source": fields["data_source"],
+            "solution_str": await self._in_thread(None, decode, response_ids),
+            "ground_truth": (fields.get("reward_model") or {}).get("ground_truth"),
+            "extra_info": self._extra_info(fields, len(response_ids)),
+            **self.router_kwargs,
+        }
 
     async def _run(self, label: str, pool: Executor, score: functools.partial[Any]) -> Any:
         is_async = inspect.iscoroutinefunction(score.func)
@@ -188,9 +203,18 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         return result
 
     async def _run_listed(
-        self, label: str, function: ListedFunction, score: functools.partial[Any]
+        self,
+        label: str,
+        results: Mapping[str, Any] | None,
+        function: ListedFunction,
+        score: functools.partial[Any],
     ) -> Any:
-        """Call a function of the list; no two of them share threads."""
+        """Call a function of the list; no two of them share threads.
+
+        A function that compares a group is called for the group, without `results`; a row has them.
+        """
+        if function.is_group and results is not None:
+            return function.from_group(results)
         key = f"function {function.name}"
         if key not in self._pools:
             self._pools[key] = self.make_threads(None)
