@@ -41,7 +41,7 @@ _WHEN_IMPORTED = {
         "AgentLoopWorker._postprocess(inputs)": "agent_loop:postprocess_without_columns",
     },
     "verl.trainer.ppo.v1.agent_loop_tq": {
-        "AgentLoopWorkerTQ._run_prompt": "agent_loop:run_prompt",
+        "_settle_session_tasks(tasks)": "agent_loop:settle_as_group",
     },
     "verl.trainer.ppo.v1.trainer_base": {
         "PPOTrainer.__init__(config)": "trainer:construct",

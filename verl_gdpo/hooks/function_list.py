@@ -12,12 +12,10 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
 # all others are options
-RESERVED = (
-    *("path", "name", "task", "weight", "sources"),
-    *("on_error", "limited", "group", "required"),
-)
+RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "group", "required")
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
+OF_GROUP = "verl_gdpo_group"  # a column: all rows of the batch are samples of one group
 
 
 def entries_of(config: Any) -> dict[str, dict[str, Any]]:
@@ -34,7 +32,7 @@ def check_entry(where: str, entry: Mapping[str, Any]) -> None:
             "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`"
         )
     if entry.get("group") and "task" in entry:
-        raise ValueError(f"{where}.group={entry['group']}: a task scores each response by itself")
+        raise ValueError(f"{where}.group={entry['group']}: a task scores each sample by itself")
     if str(entry.get("required", True)).lower() != "true":
         raise ValueError(
             f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "
@@ -58,12 +56,12 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_without_v1(config: Any) -> None:
     """Raise ValueError for a function that only verl's V1 trainers can have."""
     for name, entry in entries_of(config).items():
-        refused = ["on_error=drop"] * (entry.get("on_error") == "drop")
-        if refused := [*refused, *["group=True"] * bool(entry.get("group"))]:
-            raise ValueError(
-                f"{KEY}.{name}.{refused[0]}: only the V1 trainers of verl.trainer.main_ppo can "
-                "have it (trainer.use_v1=True)"
-            )
+        for key, value in (("on_error", "drop"), ("group", True)):
+            if entry.get(key) == value:
+                raise ValueError(
+                    f"{KEY}.{name}.{key}={value}: only the V1 trainers of verl.trainer.main_ppo "
+                    "can have it (trainer.use_v1=True)"
+                )
 
 
 def compares_groups(config: Any) -> bool:

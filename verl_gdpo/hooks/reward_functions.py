@@ -12,17 +12,15 @@ import asyncio
 import functools
 import inspect
 import logging
-import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from verl_gdpo.algorithm.samples import (
     DROPPED,
     FAILED,
     NOTES_KEY,
     RewardError,
-    as_json,
     check_name,
     is_number,
 )
@@ -31,31 +29,23 @@ from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.function_list import (
     JOINT,
     KEY,
+    OF_GROUP,
     RESERVED,
     check_entry,
     entries_of,
     weights_of_entry,
 )
-from verl_gdpo.hooks.scorer_calls import reason_of
 from verl_gdpo.tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
-GROUP_ARGUMENTS = ("data_source", "solution_strs", "ground_truth", "extra_infos")
-OF_GROUP = "verl_gdpo_group"  # the column with {function of the group: its result for the row}
+PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
 ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
 
 Result = Any  # of a function: a number, None, or {name: value}
 Run = Callable[["ListedFunction", functools.partial[Result]], Awaitable[Result]]
-
-
-class Sample(NamedTuple):
-    """A sample of a group: its columns as verl gives them to a manager, and its response."""
-
-    fields: Mapping[str, Any]
-    response_ids: Any
 
 
 @dataclass(frozen=True)
@@ -86,8 +76,8 @@ class ListedFunction:
 
     async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: value} for a row, of which `row` has all that a function may take."""
-        call = functools.partial(self.function, **self._arguments(row))
-        return self.named(await run(self, call))
+        result = row[OF_GROUP](self, run) if self.is_group else run(self, self.call(row))
+        return self.named(await result)
 
     async def rewards_or_none(
         self, run: Run, row: Mapping[str, Any]
@@ -101,36 +91,8 @@ class ListedFunction:
             logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
             return dict.fromkeys(self.names), True
 
-    async def of_group(self, run: Run, group: Mapping[str, Any]) -> list[Result]:
-        """Return a result for each sample of a group; a ValueError for each if it failed."""
-        number = len(group["solution_strs"])
-        try:
-            results = await run(self, functools.partial(self.function, **self._arguments(group)))
-            if not isinstance(results, list) or len(results) != number:
-                raise ValueError(
-                    f"{KEY}.{self.name}: it returned {reprlib.repr(results)} for a group; expected "
-                    f"a list of {number}, with a number, None or a dict for each sample"
-                )
-        except Exception as error:
-            logger.warning("verl-gdpo: %s.%s failed for a group", KEY, self.name, exc_info=True)
-            return [ValueError(reason_of(error))] * number
-        return [  # what Ray can send
-            {key: as_json(value) for key, value in each.items()}
-            if isinstance(each, Mapping)
-            else as_json(each)
-            for each in results
-        ]
-
-    def from_group(self, results: Mapping[str, Result]) -> Result:
-        """Return its result among those that a row has from its group, or raise why it has none."""
-        if self.name not in results:
-            raise ValueError(
-                f"{KEY}.{self.name}.group=True: the row came without its group. The agent loop "
-                "workers have to be verl's AgentLoopWorkerTQ, or a subclass with its _run_prompt"
-            )
-        if isinstance(result := results[self.name], ValueError):
-            raise result
-        return result
+    def call(self, row: Mapping[str, Any]) -> functools.partial[Result]:
+        return functools.partial(self.function, **self._arguments(row))
 
     def _arguments(self, row: Mapping[str, Any]) -> dict[str, Any]:
         if self.is_task:
@@ -139,7 +101,7 @@ class ListedFunction:
             return {**taken, "response_tokens": info["response_tokens"], **self.options}
         parameters = inspect.signature(self.function).parameters.values()
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        names = [*row] if takes_all else [each.name for each in parameters]
+        names = row.keys() - {OF_GROUP} if takes_all else [each.name for each in parameters]
         return {**{name: row[name] for name in names if name in row}, **self.options}
 
     def named(self, result: Result) -> dict[str, Any]:
@@ -167,6 +129,32 @@ class ListedFunction:
         return named
 
 
+class Group:
+    """The rows that a reward worker scores at once: the samples of a group, or a row alone."""
+
+    def __init__(self, rows: Sequence[Awaitable[dict[str, Any]]]) -> None:
+        self.rows = [asyncio.ensure_future(each) for each in rows]
+        self._calls: dict[str, asyncio.Future[list[Result]]] = {}
+
+    async def result(self, place: int, function: ListedFunction, run: Run) -> Result:
+        """Return the result for a row. The function is called once for all of them."""
+        if function.name not in self._calls:
+            self._calls[function.name] = asyncio.ensure_future(self._results(function, run))
+        return (await asyncio.shield(self._calls[function.name]))[place]
+
+    async def _results(self, function: ListedFunction, run: Run) -> list[Result]:
+        rows = [await each for each in self.rows]
+        group = {PLURAL.get(name, name): value for name, value in rows[0].items()}
+        group |= {plural: [row[name] for row in rows] for name, plural in PLURAL.items()}
+        results = await run(function, function.call(group))
+        if not isinstance(results, list) or len(results) != len(rows):
+            raise ValueError(
+                f"{KEY}.{function.name}: it returned {results!r:.99} for a group of {len(rows)}; "
+                "expected a list with a result for each sample, in the same order"
+            )
+        return results
+
+
 def reward_functions(config: Any) -> list[ListedFunction]:
     """Load the functions of the list.
 
@@ -187,8 +175,8 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         function, is_task = TASKS[task].score, True
     else:
         function, is_task = _load(where, entry["path"], entry.get("name", "compute_score")), False
-        arguments = GROUP_ARGUMENTS if entry.get("group") else ARGUMENTS
-        _check_signature(where, function, options, arguments)
+        plural = PLURAL if entry.get("group") else {}
+        _check_signature(where, function, options, [plural.get(each, each) for each in ARGUMENTS])
     sources = entry.get("sources")
     return ListedFunction(
         *(name, function, options, None if sources is None else frozenset(sources)),
@@ -274,20 +262,6 @@ async def score_with(
             raise ValueError(f"{KEY}.{each.name}: another function returns {twice} too; rename it")
         rewards |= named
     return {**rewards, NOTES_KEY: notes} if notes else rewards
-
-
-async def score_group(
-    listed: Sequence[ListedFunction], run: Run, rows: Sequence[dict[str, Any]]
-) -> list[dict[str, Result]]:
-    """Return {function: its result} for each sample of a group, by the functions of groups."""
-    plural = {
-        f"{name}s": [row.pop(name) for row in rows] for name in ("solution_str", "extra_info")
-    }
-    group = {**rows[0], **plural}
-    own = [each for each in listed if each.is_group and each.scores(group["data_source"])]
-    results = await asyncio.gather(*(each.of_group(run, group) for each in own))
-    by_name = {each.name: of_rows for each, of_rows in zip(own, results, strict=True)}
-    return [{name: of_rows[n] for name, of_rows in by_name.items()} for n in range(len(rows))]
 
 
 def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: str) -> None:

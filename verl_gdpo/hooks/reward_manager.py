@@ -7,6 +7,7 @@ Relies on verl 0.9:
 - the column `response_len` of `data`.
 """
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -34,16 +35,10 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
-from verl_gdpo.hooks.function_list import algorithm_of
+from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.limits import Limiter
-from verl_gdpo.hooks.reward_functions import (
-    OF_GROUP,
-    ListedFunction,
-    reward_functions,
-    score_group,
-    score_with,
-)
+from verl_gdpo.hooks.reward_functions import Group, ListedFunction, reward_functions, score_with
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
@@ -133,18 +128,18 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             )
         return self._sources[name]
 
-    async def run_single(self, data: Any) -> Any:
-        """Score the last row of `data`, which holds the rows of one session.
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """Score the last row of `data`, which holds the rows of a session; or all, for a group."""
+        has_group = OF_GROUP in data[-1].non_tensor_batch
+        rows = [data[place] for place in range(len(data))] if has_group else [data[-1]]
+        group = Group([self._row(each) for each in rows])
+        scoring = (self._run_row(each.non_tensor_batch, group, n) for n, each in enumerate(rows))
+        results = await asyncio.gather(*scoring)
+        return {"reward_score": 0.0, "reward_extra_info": results} if has_group else results[0]
 
-        For the samples of a group, return what the functions that compare them return.
-        """
-        if isinstance(data, list):
-            rows = [await self._row(*each) for each in data]
-            run = functools.partial(self._run_listed, label_of(data[0].fields), None)
-            return await score_group(self.functions, run, rows)
-        fields = data[-1].non_tensor_batch
+    async def _run_row(self, fields: Mapping[str, Any], group: Group, place: int) -> dict[str, Any]:
         try:
-            result = await self._score(data[-1])
+            result = await self._score(fields, group, place)
             return call(self._checked, result, fields["data_source"], fields.get("global_steps"))
         except Exception as error:  # a cancellation by verl is none
             message = describe(error, fields)
@@ -153,47 +148,46 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 raise RuntimeError(message) from error
             return {"reward_score": 0.0, "reward_extra_info": {ERROR_KEY: message}}
 
-    async def _score(self, row: Any) -> Any:
-        """Return the scorer's unchecked result for one row."""
-        fields = row.non_tensor_batch
-        response_ids = row.batch["responses"]
+    async def _row(self, row: Any) -> dict[str, Any]:
+        """Return what functions may take of a row of `data`, under verl's names."""
+        fields, response_ids = row.non_tensor_batch, row.batch["responses"]
         length = fields.get("response_len")
         if length is None:  # verl scores a whole batch at once
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
-        row_of_verl = await self._row(fields, response_ids[:length])
-        task, options, _ = self._source(fields["data_source"])
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+        return {
+            "data_source": fields["data_source"],
+            "solution_str": await self._in_thread(None, decode, response_ids[:length]),
+            "ground_truth": (fields.get("reward_model") or {}).get("ground_truth"),
+            "extra_info": self._extra_info(fields, length),
+            **self.router_kwargs,
+        }
+
+    async def _score(self, fields: Mapping[str, Any], group: Group, place: int) -> Any:
+        """Return the scorer's unchecked result for one row."""
+        row = await group.rows[place]
+        task, options, _ = self._source(row["data_source"])
         notes = task.programs.notes() if task and task.programs else None
         if task is not None:
             score = functools.partial(
                 task.score,
-                row_of_verl["solution_str"],
-                row_of_verl["ground_truth"],
-                response_tokens=length,
+                row["solution_str"],
+                row["ground_truth"],
+                response_tokens=row["extra_info"]["response_tokens"],
                 step=fields.get("global_steps"),
                 **options,
                 **({"notes": notes} if notes else {}),
             )
         elif self.functions:
-            results = fields.get(OF_GROUP) or {}
-            run = functools.partial(self._run_listed, label_of(fields), results)
-            return await score_with(self.functions, run, row_of_verl)
+            run = functools.partial(self._run_listed, label_of(fields))
+            of_group = functools.partial(group.result, place)
+            return await score_with(self.functions, run, {**row, OF_GROUP: of_group})
         else:
-            score = functools.partial(self.compute_score, **row_of_verl)
+            score = functools.partial(self.compute_score, **row)
         run = functools.partial(self._run, label_of(fields), self._pool(task), score)
         result = await (run() if task or not self.limiter else self.limiter.call(run))
         return {**result, NOTES_KEY: notes.numbers()} if notes else result
-
-    async def _row(self, fields: Mapping[str, Any], response_ids: Any) -> dict[str, Any]:
-        """Return what a function may take of a row, under verl's names."""
-        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
-        return {
-            "data_source": fields["data_source"],
-            "solution_str": await self._in_thread(None, decode, response_ids),
-            "ground_truth": (fields.get("reward_model") or {}).get("ground_truth"),
-            "extra_info": self._extra_info(fields, len(response_ids)),
-            **self.router_kwargs,
-        }
 
     async def _run(self, label: str, pool: Executor, score: functools.partial[Any]) -> Any:
         is_async = inspect.iscoroutinefunction(score.func)
@@ -203,18 +197,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         return result
 
     async def _run_listed(
-        self,
-        label: str,
-        results: Mapping[str, Any] | None,
-        function: ListedFunction,
-        score: functools.partial[Any],
+        self, label: str, function: ListedFunction, score: functools.partial[Any]
     ) -> Any:
-        """Call a function of the list; no two of them share threads.
-
-        A function that compares a group is called for the group, without `results`; a row has them.
-        """
-        if function.is_group and results is not None:
-            return function.from_group(results)
+        """Call a function of the list; no two of them share threads."""
         key = f"function {function.name}"
         if key not in self._pools:
             self._pools[key] = self.make_threads(None)

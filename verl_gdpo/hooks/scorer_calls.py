@@ -71,12 +71,7 @@ async def in_own_task(scoring: Awaitable[Any]) -> Any:
 
 
 def describe(error: BaseException, fields: Mapping[str, Any]) -> str:
-    """Return one line with the sample and `reason_of` the error."""
-    return f"reward manager gdpo, {label_of(fields)}: {reason_of(error)}"
-
-
-def reason_of(error: BaseException) -> str:
-    """Return one line with the error and, unless it is ours, the line of code."""
+    """Return one line with the sample, the error and, unless it is ours, the line of code."""
     if isinstance(error, ScorerEscape) and error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
@@ -92,7 +87,7 @@ def reason_of(error: BaseException) -> str:
         reason = "its text cannot be read"
     if not isinstance(error, ValueError) or not reason:
         reason = ": ".join(filter(None, [type(error).__name__, reason]))
-    return f"{reason}{place}"
+    return f"reward manager gdpo, {label_of(fields)}: {reason}{place}"
 
 
 def label_of(fields: Mapping[str, Any]) -> str:
