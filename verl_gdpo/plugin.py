@@ -40,9 +40,7 @@ _WHEN_IMPORTED = {
         "AgentLoopWorker._compute_score(outputs,kwargs)": "agent_loop:compute_and_mark",
         "AgentLoopWorker._postprocess(inputs)": "agent_loop:postprocess_without_columns",
     },
-    "verl.trainer.ppo.v1.agent_loop_tq": {
-        "_settle_session_tasks(tasks)": "agent_loop:settle_as_group",
-    },
+    "verl.trainer.ppo.v1.agent_loop_tq": {"_settle_session_tasks(tasks)": "agent_loop:settle"},
     "verl.trainer.ppo.v1.trainer_base": {
         "PPOTrainer.__init__(config)": "trainer:construct",
         "PPOTrainer._setup": "trainer:set_up",

@@ -53,7 +53,7 @@ class _Group:
         return (await asyncio.shield(self._scoring))[[*outputs].index(own)]
 
 
-async def settle_as_group(original: Function, tasks: Any) -> Any:
+async def settle(original: Function, tasks: Any) -> Any:
     """Let the sessions of a prompt know each other before one of them begins."""
     _groups.update(dict.fromkeys(tasks, _Group(tasks)))
     return await original(tasks)

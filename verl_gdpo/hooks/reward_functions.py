@@ -12,7 +12,7 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,17 +92,16 @@ class ListedFunction:
             return dict.fromkeys(self.names), True
 
     def call(self, row: Mapping[str, Any]) -> functools.partial[Result]:
-        return functools.partial(self.function, **self._arguments(row))
-
-    def _arguments(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the call with what it takes of a row, or of a group."""
         if self.is_task:
             taken = {name: row[other] for name, other in TASK_ARGUMENTS.items()}
-            info = row["extra_info"]
-            return {**taken, "response_tokens": info["response_tokens"], **self.options}
-        parameters = inspect.signature(self.function).parameters.values()
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        names = row.keys() - {OF_GROUP} if takes_all else [each.name for each in parameters]
-        return {**{name: row[name] for name in names if name in row}, **self.options}
+            taken["response_tokens"] = row["extra_info"]["response_tokens"]
+        else:
+            parameters = inspect.signature(self.function).parameters.values()
+            takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+            names = row.keys() - {OF_GROUP} if takes_all else [each.name for each in parameters]
+            taken = {name: row[name] for name in names if name in row}
+        return functools.partial(self.function, **{**taken, **self.options})
 
     def named(self, result: Result) -> dict[str, Any]:
         """Return what the function returned, under the names that it has in the run.
@@ -130,9 +129,13 @@ class ListedFunction:
 
 
 class Group:
-    """The rows that a reward worker scores at once: the samples of a group, or a row alone."""
+    """The rows that a reward worker scores at once: the samples of a group, or a row alone.
 
-    def __init__(self, rows: Sequence[Awaitable[dict[str, Any]]]) -> None:
+    is_whole: False for a row that may have a group, and came without it.
+    """
+
+    def __init__(self, rows: Iterable[Awaitable[dict[str, Any]]], *, is_whole: bool) -> None:
+        self.is_whole = is_whole
         self.rows = [asyncio.ensure_future(each) for each in rows]
         self._calls: dict[str, asyncio.Future[list[Result]]] = {}
 
@@ -143,6 +146,11 @@ class Group:
         return (await asyncio.shield(self._calls[function.name]))[place]
 
     async def _results(self, function: ListedFunction, run: Run) -> list[Result]:
+        if not self.is_whole:
+            raise ValueError(
+                f"{KEY}.{function.name}.group=True: the sample came without its group, which only "
+                "the workers of verl's AgentLoopManagerTQ send. Leave out agent_loop_manager_class"
+            )
         rows = [await each for each in self.rows]
         group = {PLURAL.get(name, name): value for name, value in rows[0].items()}
         group |= {plural: [row[name] for row in rows] for name, plural in PLURAL.items()}

@@ -73,9 +73,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     apply to the sample. With built-in scorers, rewards that belong only to other data sources
     become None.
 
-    If a sample cannot be scored, V1 trainers get the message under `ERROR_KEY` and our part of the
-    trainer stops the run, because verl would continue after an exception here. Other trainers get
-    the exception.
+    If a sample cannot be scored, V1 trainers get the message under `ERROR_KEY` and stop the run:
+    verl would go on after an exception. Other trainers get the exception.
     """
 
     make_threads: Callable[[int | None], Executor] = ThreadPoolExecutor  # `check` has others
@@ -132,7 +131,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Score the last row of `data`, which holds the rows of a session; or all, for a group."""
         has_group = OF_GROUP in data[-1].non_tensor_batch
         rows = [data[place] for place in range(len(data))] if has_group else [data[-1]]
-        group = Group([self._row(each) for each in rows])
+        group = Group(map(self._row, rows), is_whole=has_group or not self.reports_errors)
         scoring = (self._run_row(each.non_tensor_batch, group, n) for n, each in enumerate(rows))
         results = await asyncio.gather(*scoring)
         return {"reward_score": 0.0, "reward_extra_info": results} if has_group else results[0]
@@ -171,9 +170,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         notes = task.programs.notes() if task and task.programs else None
         if task is not None:
             score = functools.partial(
-                task.score,
-                row["solution_str"],
-                row["ground_truth"],
+                *(task.score, row["solution_str"], row["ground_truth"]),
                 response_tokens=row["extra_info"]["response_tokens"],
                 step=fields.get("global_steps"),
                 **options,
