@@ -3,8 +3,7 @@
 Relies on verl 0.9:
 - `RewardManagerBase` in `verl.experimental.reward_loop.reward_manager.base`, with the coroutine
   `run_single(data) -> {"reward_score", "reward_extra_info"}`;
-- the setting `transfer_queue.enable`, which is only true under V1; the branch `neo` has none;
-- the column `response_len` of `data`.
+- the setting `transfer_queue.enable`, true under V1 alone, and the column `response_len` of `data`.
 """
 
 import asyncio
@@ -68,10 +67,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
     A custom function may be sync or async. It gets the same arguments as from verl, and
     `extra_info["response_tokens"]`, the response's length in tokens. It returns one number, which
-    becomes the reward "acc", or {name: reward}. In the second form, `score` is replaced by the
-    weighted sum, and values that are not numbers are only logged. None means that a reward does not
-    apply to the sample. With built-in scorers, rewards that belong only to other data sources
-    become None.
+    becomes the reward "acc", or {name: reward}, where the weighted sum replaces `score`, and values
+    that are no numbers are only logged. None means that a reward does not apply, as one of built-in
+    scorers that belongs to other data sources.
 
     If a sample cannot be scored, V1 trainers get the message under `ERROR_KEY` and stop the run:
     verl would go on after an exception. Other trainers get the exception.
@@ -170,7 +168,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         notes = task.programs.notes() if task and task.programs else None
         if task is not None:
             score = functools.partial(
-                *(task.score, row["solution_str"], row["ground_truth"]),
+                task.score,
+                *(row["solution_str"], row["ground_truth"]),
                 response_tokens=row["extra_info"]["response_tokens"],
                 step=fields.get("global_steps"),
                 **options,
