@@ -1,11 +1,13 @@
 """`reward.reward_functions`: several functions, as verl's reward worker calls them."""
 
 import asyncio
+import re
 import threading
 from contextlib import nullcontext
 
 import pytest
 from omegaconf import OmegaConf
+from repository import REPO
 from reward_rows import Tokenizer, row_of
 
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -17,6 +19,7 @@ from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.tasks.lengths import smooth
 
+SETTINGS = REPO / "docs" / "settings.md"
 FILE = """
 import asyncio
 
@@ -57,9 +60,6 @@ def fails(solution_str):
 
 def needs(solution_str, threshold):
     return 0.0
-
-def longest(solution_strs, extra_infos, at_least=0):
-    return [float(len(text) >= at_least) for text in solution_strs]
 """
 
 
@@ -75,7 +75,8 @@ def event_loop():
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "my_rewards.py"
-    path.write_text(FILE)
+    (example,) = re.findall(r"```python\n(.*?)```", SETTINGS.read_text(), re.DOTALL)
+    path.write_text(FILE + example)
     return str(path)
 
 
@@ -174,7 +175,7 @@ def test_functions_run_side_by_side(file, monkeypatch):
             r"asks for \['solution_str'\], .* take data_source, solution_strs, ground_truth",
         ),
         (
-            {"x": {"path": "FILE", "name": "longest"}},
+            {"x": {"path": "FILE", "name": "rank"}},
             r"asks for \['solution_strs', 'extra_infos'\]",
         ),
     ],
@@ -344,7 +345,7 @@ def test_limits_hold_for_the_functions_that_ask(file):
 
 def test_a_function_of_groups_needs_the_group(file):
     """Where no trainer runs, as in `check`, a response is a group of its own."""
-    entry = {"path": file, "name": "longest", "group": True, "at_least": 8}
+    entry = {"path": file, "name": "rank", "group": True}
     config = config_of({"x": entry, "other": {**entry, "sources": ["t"]}})
     infos = {"x": 1.0, "other": None, "score": 1.0}
     assert score(config)["reward_extra_info"] == infos

@@ -24,16 +24,16 @@ from omegaconf import OmegaConf
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.extend import Function, attach, record_of
-from verl_gdpo.hooks.function_list import OF_GROUP, compares_groups
+from verl_gdpo.hooks.function_list import KEY, OF_GROUP
 
 # in the `extra_info` of a reward function
 TOOL_SECONDS, IS_VALIDATION = "tool_seconds", "is_validation"
 _validates: ContextVar[bool] = ContextVar("verl_gdpo_validates", default=False)
-_groups: WeakKeyDictionary[Any, "_Group"] = WeakKeyDictionary()  # {task of a session: its group}
+_groups: WeakKeyDictionary[Any, "_Sessions"] = WeakKeyDictionary()  # {task of a session: its group}
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
 
 
-class _Group:
+class _Sessions:
     """The sessions of a prompt, which are scored together once each has an output or has ended."""
 
     def __init__(self, tasks: Any) -> None:
@@ -55,7 +55,7 @@ class _Group:
 
 async def settle(original: Function, tasks: Any) -> Any:
     """Let the sessions of a prompt know each other before one of them begins."""
-    _groups.update(dict.fromkeys(tasks, _Group(tasks)))
+    _groups.update(dict.fromkeys(tasks, _Sessions(tasks)))
     return await original(tasks)
 
 
@@ -82,7 +82,8 @@ async def compute_and_mark(
         fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
         fields[IS_VALIDATION] = _validates.get()
     group = _groups.get(asyncio.current_task()) if score is None and is_for_us else None
-    if group and compares_groups(self.config):
+    functions = (OmegaConf.select(self.config, KEY) or {}).values()
+    if group and any(each and each.get("group") for each in functions):
 
         async def score_all(last: list[Any]) -> Any:
             await original(self, last, {**kwargs, OF_GROUP: True})

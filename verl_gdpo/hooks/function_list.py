@@ -15,6 +15,7 @@ KEY = "reward.reward_functions"
 RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "group", "required")
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
+PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
 OF_GROUP = "verl_gdpo_group"  # a column: all rows of the batch are samples of one group
 
 
@@ -62,11 +63,6 @@ def refuse_without_v1(config: Any) -> None:
                     f"{KEY}.{name}.{key}={value}: only the V1 trainers of verl.trainer.main_ppo "
                     "can have it (trainer.use_v1=True)"
                 )
-
-
-def compares_groups(config: Any) -> bool:
-    """Return whether a function gets all samples of a group at once."""
-    return any(entry.get("group") for entry in entries_of(config).values())
 
 
 def limited_functions(config: Any) -> list[str]:

@@ -12,7 +12,7 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from verl_gdpo.hooks.function_list import (
     JOINT,
     KEY,
     OF_GROUP,
+    PLURAL,
     RESERVED,
     check_entry,
     entries_of,
@@ -40,7 +41,6 @@ from verl_gdpo.tasks import TASKS
 logger = logging.getLogger(__name__)
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
-PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
 ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
 
@@ -126,41 +126,6 @@ class ListedFunction:
             value = named.pop(f"{self.name}{JOINT}score")
             named |= {} if numbers else {self.name: value}
         return named
-
-
-class Group:
-    """The rows that a reward worker scores at once: the samples of a group, or a row alone.
-
-    is_whole: False for a row that may have a group, and came without it.
-    """
-
-    def __init__(self, rows: Iterable[Awaitable[dict[str, Any]]], *, is_whole: bool) -> None:
-        self.is_whole = is_whole
-        self.rows = [asyncio.ensure_future(each) for each in rows]
-        self._calls: dict[str, asyncio.Future[list[Result]]] = {}
-
-    async def result(self, place: int, function: ListedFunction, run: Run) -> Result:
-        """Return the result for a row. The function is called once for all of them."""
-        if function.name not in self._calls:
-            self._calls[function.name] = asyncio.ensure_future(self._results(function, run))
-        return (await asyncio.shield(self._calls[function.name]))[place]
-
-    async def _results(self, function: ListedFunction, run: Run) -> list[Result]:
-        if not self.is_whole:
-            raise ValueError(
-                f"{KEY}.{function.name}.group=True: the sample came without its group, which only "
-                "the workers of verl's AgentLoopManagerTQ send. Leave out agent_loop_manager_class"
-            )
-        rows = [await each for each in self.rows]
-        group = {PLURAL.get(name, name): value for name, value in rows[0].items()}
-        group |= {plural: [row[name] for row in rows] for name, plural in PLURAL.items()}
-        results = await run(function, function.call(group))
-        if not isinstance(results, list) or len(results) != len(rows):
-            raise ValueError(
-                f"{KEY}.{function.name}: it returned {results!r:.99} for a group of {len(rows)}; "
-                "expected a list with a result for each sample, in the same order"
-            )
-        return results
 
 
 def reward_functions(config: Any) -> list[ListedFunction]:

@@ -37,8 +37,8 @@ from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.limits import Limiter
-from verl_gdpo.hooks.reward_functions import Group, ListedFunction, reward_functions, score_with
-from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
+from verl_gdpo.hooks.reward_functions import ListedFunction, reward_functions, score_with
+from verl_gdpo.hooks.scorer_calls import Rows, SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
 logger = logging.getLogger(__name__)
@@ -129,12 +129,12 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Score the last row of `data`, which holds the rows of a session; or all, for a group."""
         has_group = OF_GROUP in data[-1].non_tensor_batch
         rows = [data[place] for place in range(len(data))] if has_group else [data[-1]]
-        group = Group(map(self._row, rows), is_whole=has_group or not self.reports_errors)
+        group = Rows(map(self._row, rows), is_whole=has_group or not self.reports_errors)
         scoring = (self._run_row(each.non_tensor_batch, group, n) for n, each in enumerate(rows))
         results = await asyncio.gather(*scoring)
         return {"reward_score": 0.0, "reward_extra_info": results} if has_group else results[0]
 
-    async def _run_row(self, fields: Mapping[str, Any], group: Group, place: int) -> dict[str, Any]:
+    async def _run_row(self, fields: Mapping[str, Any], group: Rows, place: int) -> dict[str, Any]:
         try:
             result = await self._score(fields, group, place)
             return call(self._checked, result, fields["data_source"], fields.get("global_steps"))
@@ -161,7 +161,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             **self.router_kwargs,
         }
 
-    async def _score(self, fields: Mapping[str, Any], group: Group, place: int) -> Any:
+    async def _score(self, fields: Mapping[str, Any], group: Rows, place: int) -> Any:
         """Return the scorer's unchecked result for one row."""
         row = await group.rows[place]
         task, options, _ = self._source(row["data_source"])
