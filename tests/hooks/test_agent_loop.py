@@ -454,7 +454,7 @@ def test_a_reward_function_knows_whether_this_is_validation():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_sessions_wait_for_those_that_neither_failed_nor_were_cancelled(monkeypatch, fails):
+def test_sessions_wait_for_those_that_neither_failed_nor_were_cancelled(fails):
     """No session waits for one that has ended, and all get what the one call brought."""
     config = {"algorithm": {"adv_estimator": "gdpo"}, "reward": {"reward_functions": {}}}
     config["reward"]["reward_functions"] = {"rank": {"path": "a.py", "group": True}}
