@@ -37,9 +37,10 @@ _WHEN_IMPORTED = {
     },
     _AGENT_LOOP: {
         "AgentLoopWorker._run_agent_loop(trajectory)": "agent_loop:run_and_note",
-        "AgentLoopWorker._compute_score(outputs)": "agent_loop:compute_and_mark",
+        "AgentLoopWorker._compute_score(outputs,kwargs)": "agent_loop:compute_and_mark",
         "AgentLoopWorker._postprocess(inputs)": "agent_loop:postprocess_without_columns",
     },
+    "verl.trainer.ppo.v1.agent_loop_tq": {"_settle_session_tasks(tasks)": "agent_loop:settle"},
     "verl.trainer.ppo.v1.trainer_base": {
         "PPOTrainer.__init__(config)": "trainer:construct",
         "PPOTrainer._setup": "trainer:set_up",

@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 from repository import REPO
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from verl.trainer.ppo import ray_trainer
-from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls
 from verl_batch import verl_config
 
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, RESERVED_NAMES, RewardError
@@ -430,14 +430,14 @@ def test_a_reward_function_knows_whether_this_is_validation():
     """Sessions run side by side; what verl's `_compute_score` sees is no column afterwards."""
     worker = SimpleNamespace(config=OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
 
-    async def compute(self, outputs):
+    async def compute(self, outputs, kwargs):
         await asyncio.sleep(0)
         seen.append((len(outputs[-1].response_ids), dict(outputs[-1].extra_fields)))
 
     async def session(self, sampling_params, trajectory, number):
         output = made_output(number)
         output.metrics.tool_calls = 0.5
-        await agent_loop.compute_and_mark(compute, self, [output])
+        await agent_loop.compute_and_mark(compute, self, [output], {})
         assert not {"is_validation", "tool_seconds"} & output.extra_fields.keys()
 
     async def both():
@@ -448,3 +448,47 @@ def test_a_reward_function_knows_whether_this_is_validation():
     asyncio.run(both())
     facts = {length: (of["is_validation"], of["tool_seconds"]) for length, of in seen}
     assert facts == {2: (False, 0.5), 3: (True, 0.5)}
+
+
+# --- functions that compare a group --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_sessions_wait_for_those_that_neither_failed_nor_were_cancelled(fails):
+    """No session waits for one that has ended, and all get what the one call brought."""
+    config = {"algorithm": {"adv_estimator": "gdpo"}, "reward": {"reward_functions": {}}}
+    config["reward"]["reward_functions"] = {"rank": {"path": "a.py", "group": True}}
+    worker = SimpleNamespace(config=OmegaConf.create(config))
+
+    async def compute(self, outputs, kwargs):
+        calls.append([len(each.response_ids) for each in outputs])
+        if fails:
+            raise OSError("the reward worker is gone")
+        results = [{"reward_score": float(n), agent_loop.INFO: {"rank": n}} for n in calls[0]]
+        outputs[-1].reward_score, outputs[-1].extra_fields[agent_loop.INFO] = 0.0, results
+
+    async def session(number):
+        for _ in range(9 if number == 0 else 0):  # the others wait
+            await asyncio.sleep(0)
+        if number == 0:
+            tasks[4].cancel()
+        if number == 1:
+            raise RuntimeError("the server is gone")
+        output = made_output(number)
+        await agent_loop.compute_and_mark(compute, worker, [output], {"session_id": number})
+        return output.reward_score, output.extra_fields[agent_loop.INFO]["rank"]
+
+    async def prompt():
+        tasks.extend(asyncio.create_task(session(number)) for number in range(5))
+        errors = await agent_loop_tq._settle_session_tasks(tasks)
+        own = [task.cancelled() or task.exception() or task.result() for task in tasks]
+        return [type(error) for error in errors], [own[0], *own[2:]]
+
+    calls, tasks = [], []
+    errors, own = asyncio.run(prompt())
+    assert calls == [[2, 4, 5, 6]]  # tokens, in the order of the sessions
+    if fails:
+        assert errors == [OSError, RuntimeError, OSError, OSError, asyncio.CancelledError]
+    else:
+        assert errors == [RuntimeError, asyncio.CancelledError]
+        assert own == [(2.0, 2), (4.0, 4), (5.0, 5), True]

@@ -1,22 +1,25 @@
 """`reward.reward_functions`: several functions, as verl's reward worker calls them."""
 
 import asyncio
+import re
 import threading
 from contextlib import nullcontext
 
 import pytest
 from omegaconf import OmegaConf
+from repository import REPO
 from reward_rows import Tokenizer, row_of
 
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RewardError
+from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
-from verl_gdpo.hooks.function_list import algorithm_of
+from verl_gdpo.hooks.function_list import algorithm_of, refuse_without_v1
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.tasks.lengths import smooth
 
+SETTINGS = REPO / "docs" / "settings.md"
 FILE = """
 import asyncio
 
@@ -72,7 +75,8 @@ def event_loop():
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "my_rewards.py"
-    path.write_text(FILE)
+    (example,) = re.findall(r"```python\n(.*?)```", SETTINGS.read_text(), re.DOTALL)
+    path.write_text(FILE + example)
     return str(path)
 
 
@@ -165,6 +169,15 @@ def test_functions_run_side_by_side(file, monkeypatch):
         ({"x": {"task": "gsm9k"}}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
         ({"x": {"path": "FILE", "name": "length", "required": False}}, "is never 0 here"),
         ({"x": {"path": "FILE", "name": "length", "sources": "s"}}, "expected a list, such as"),
+        ({"x": {"task": "gsm8k", "group": True}}, "a task scores each sample by itself"),
+        (
+            {"x": {"path": "FILE", "name": "length", "group": True}},
+            r"asks for \['solution_str'\], .* take data_source, solution_strs, ground_truth",
+        ),
+        (
+            {"x": {"path": "FILE", "name": "rank"}},
+            r"asks for \['solution_strs', 'extra_infos'\]",
+        ),
     ],
 )
 def test_what_a_list_refuses_when_it_is_loaded(file, entries, message):
@@ -328,3 +341,16 @@ def test_limits_hold_for_the_functions_that_ask(file):
     manager = GdpoRewardManager(config, Tokenizer(), alone)
     manager.loop.run_until_complete(all_of_them(manager))
     assert names["most"]["free"] == 3
+
+
+def test_a_function_of_groups_needs_the_group(file):
+    """Where no trainer runs, as in `check`, a response is a group of its own."""
+    entry = {"path": file, "name": "rank", "group": True}
+    config = config_of({"x": entry, "other": {**entry, "sources": ["t"]}})
+    infos = {"x": 1.0, "other": None, "score": 1.0}
+    assert score(config)["reward_extra_info"] == infos
+    config.transfer_queue.enable = True
+    info = score(config)["reward_extra_info"]
+    assert "x.group=True: the sample came without its group" in info[ERROR_KEY]
+    with pytest.raises(ValueError, match=r"x.group=True: only the V1 trainers of verl"):
+        refuse_without_v1(config)

@@ -6,12 +6,17 @@ Relies on verl 0.9 `AgentLoopWorker`:
   output to the others of its session, and raises KeyError if there is none.
 - `_run_agent_loop(sampling_params, trajectory, ...)` runs a session in a task of its own, and
   `trajectory["validate"]` says whether it is one of a validation;
+- `AgentLoopWorkerTQ._run_prompt` makes a task of each session of a prompt, and hands all of them to
+  `_settle_session_tasks(tasks)` before one has begun. A session calls `_compute_score` in its task;
+- `_compute_score` sends all outputs to a reward worker, and keeps the answer in the last;
 - `_postprocess(inputs, ...)`, which makes the legacy trainers' batch. It has a column for each key
   of the first sample, and raises if another sample lacks the key or has a list of another length.
 """
 
+import asyncio
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -19,11 +24,39 @@ from omegaconf import OmegaConf
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.extend import Function, attach, record_of
+from verl_gdpo.hooks.function_list import KEY, OF_GROUP
 
 # in the `extra_info` of a reward function
 TOOL_SECONDS, IS_VALIDATION = "tool_seconds", "is_validation"
 _validates: ContextVar[bool] = ContextVar("verl_gdpo_validates", default=False)
+_groups: WeakKeyDictionary[Any, "_Sessions"] = WeakKeyDictionary()  # {task of a session: its group}
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
+
+
+class _Sessions:
+    """The sessions of a prompt, which are scored together once each has an output or has ended."""
+
+    def __init__(self, tasks: Any) -> None:
+        # None for a session that failed, or whose agent loop scored it
+        self._last = {task: asyncio.get_running_loop().create_future() for task in tasks}
+        self._scoring: asyncio.Future[list[Any]] | None = None
+        for task, last in self._last.items():
+            task.add_done_callback(lambda _, last=last: last.done() or last.set_result(None))
+
+    async def result(self, output: Any, score: Function) -> Any:
+        """Return this session's part of what `score` returns for the outputs of all."""
+        own = asyncio.current_task()
+        self._last[own].set_result(output)
+        await asyncio.wait(self._last.values())
+        outputs = {task: last.result() for task, last in self._last.items() if last.result()}
+        self._scoring = self._scoring or asyncio.ensure_future(score([*outputs.values()]))
+        return (await asyncio.shield(self._scoring))[[*outputs].index(own)]
+
+
+async def settle(original: Function, tasks: Any) -> Any:
+    """Let the sessions of a prompt know each other before one of them begins."""
+    _groups.update(dict.fromkeys(tasks, _Sessions(tasks)))
+    return await original(tasks)
 
 
 async def run_and_note(
@@ -38,7 +71,7 @@ async def run_and_note(
 
 
 async def compute_and_mark(
-    original: Function, self: Any, outputs: Any, *args: Any, **kwargs: Any
+    original: Function, self: Any, outputs: Any, kwargs: dict[str, Any]
 ) -> None:
     """Mark a session that an agent loop scored itself, and tell the reward manager of others.
 
@@ -48,7 +81,18 @@ async def compute_and_mark(
     if is_for_us:
         fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
         fields[IS_VALIDATION] = _validates.get()
-    await original(self, outputs, *args, **kwargs)
+    group = _groups.get(asyncio.current_task()) if score is None and is_for_us else None
+    functions = (OmegaConf.select(self.config, KEY) or {}).values()
+    if group and any(each and each.get("group") for each in functions):
+
+        async def score_all(last: list[Any]) -> Any:
+            await original(self, last, {**kwargs, OF_GROUP: True})
+            return last[-1].extra_fields[INFO]
+
+        result = await group.result(outputs[-1], score_all)
+        outputs[-1].reward_score, fields[INFO] = result["reward_score"], result[INFO]
+    else:
+        await original(self, outputs, kwargs)
     for name in (TOOL_SECONDS, IS_VALIDATION):  # no columns of the batch
         fields.pop(name, None)
     if score is not None and is_for_us:

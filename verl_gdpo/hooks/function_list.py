@@ -12,9 +12,11 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
 # all others are options
-RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "required")
+RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "group", "required")
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
+PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
+OF_GROUP = "verl_gdpo_group"  # a column: all rows of the batch are samples of one group
 
 
 def entries_of(config: Any) -> dict[str, dict[str, Any]]:
@@ -30,6 +32,8 @@ def check_entry(where: str, entry: Mapping[str, Any]) -> None:
             f"{where}: got {sorted(entry)}; expected either path=FILE.py (or pkg://MODULE), with "
             "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`"
         )
+    if entry.get("group") and "task" in entry:
+        raise ValueError(f"{where}.group={entry['group']}: a task scores each sample by itself")
     if str(entry.get("required", True)).lower() != "true":
         raise ValueError(
             f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "
@@ -53,11 +57,12 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_without_v1(config: Any) -> None:
     """Raise ValueError for a function that only verl's V1 trainers can have."""
     for name, entry in entries_of(config).items():
-        if entry.get("on_error") == "drop":
-            raise ValueError(
-                f"{KEY}.{name}.on_error=drop: only the V1 trainers of verl.trainer.main_ppo can "
-                "have it (trainer.use_v1=True)"
-            )
+        for key, value in (("on_error", "drop"), ("group", True)):
+            if entry.get(key) == value:
+                raise ValueError(
+                    f"{KEY}.{name}.{key}={value}: only the V1 trainers of verl.trainer.main_ppo "
+                    "can have it (trainer.use_v1=True)"
+                )
 
 
 def limited_functions(config: Any) -> list[str]:

@@ -29,6 +29,8 @@ from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.function_list import (
     JOINT,
     KEY,
+    OF_GROUP,
+    PLURAL,
     RESERVED,
     check_entry,
     entries_of,
@@ -56,6 +58,7 @@ class ListedFunction:
     on_error: whether the run ends where it fails ("stop"), its rewards are "missing", or the
         sample is dropped ("drop").
     is_limited: whether the limits of requests hold for it.
+    is_group: whether it gets all samples of a group at once.
     """
 
     name: str
@@ -66,14 +69,15 @@ class ListedFunction:
     is_task: bool = False
     on_error: str = "stop"
     is_limited: bool = False
+    is_group: bool = False
 
     def scores(self, data_source: str) -> bool:
         return self.sources is None or data_source in self.sources
 
     async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: value} for a row, of which `row` has all that a function may take."""
-        call = functools.partial(self.function, **self._arguments(row))
-        return self.named(await run(self, call))
+        result = row[OF_GROUP](self, run) if self.is_group else run(self, self.call(row))
+        return self.named(await result)
 
     async def rewards_or_none(
         self, run: Run, row: Mapping[str, Any]
@@ -87,15 +91,17 @@ class ListedFunction:
             logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
             return dict.fromkeys(self.names), True
 
-    def _arguments(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, row: Mapping[str, Any]) -> functools.partial[Result]:
+        """Return the call with what it takes of a row, or of a group."""
         if self.is_task:
             taken = {name: row[other] for name, other in TASK_ARGUMENTS.items()}
-            info = row["extra_info"]
-            return {**taken, "response_tokens": info["response_tokens"], **self.options}
-        parameters = inspect.signature(self.function).parameters.values()
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        names = [*row] if takes_all else [each.name for each in parameters]
-        return {**{name: row[name] for name in names if name in row}, **self.options}
+            taken["response_tokens"] = row["extra_info"]["response_tokens"]
+        else:
+            parameters = inspect.signature(self.function).parameters.values()
+            takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+            names = row.keys() - {OF_GROUP} if takes_all else [each.name for each in parameters]
+            taken = {name: row[name] for name in names if name in row}
+        return functools.partial(self.function, **{**taken, **self.options})
 
     def named(self, result: Result) -> dict[str, Any]:
         """Return what the function returned, under the names that it has in the run.
@@ -142,7 +148,8 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         function, is_task = TASKS[task].score, True
     else:
         function, is_task = _load(where, entry["path"], entry.get("name", "compute_score")), False
-        _check_signature(where, function, options)
+        plural = PLURAL if entry.get("group") else {}
+        _check_signature(where, function, options, [plural.get(each, each) for each in ARGUMENTS])
     sources = entry.get("sources")
     return ListedFunction(
         *(name, function, options, None if sources is None else frozenset(sources)),
@@ -150,6 +157,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         is_task=is_task,
         on_error=entry.get("on_error", "stop"),
         is_limited=bool(entry.get("limited", False)),
+        is_group=bool(entry.get("group", False)),
     )
 
 
@@ -172,7 +180,9 @@ def _load(where: str, path: str, name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _check_signature(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def _check_signature(
+    where: str, function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[str]
+) -> None:
     """Raise ValueError for an option that the function does not take, or a lack of one."""
     parameters = inspect.signature(function).parameters
     kinds = {each.kind for each in parameters.values()}
@@ -186,12 +196,12 @@ def _check_signature(where: str, function: Callable[..., Any], options: Mapping[
         for each in parameters.values()
         if each.default is each.empty
         and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        and each.name not in (*ARGUMENTS, *ROUTER, *options)
+        and each.name not in (*arguments, *ROUTER, *options)
     ]
     if lacking:
         raise ValueError(
             f"{where}: its function asks for {lacking}, which nothing gives. It may take "
-            f"{', '.join(ARGUMENTS)}, and what the entry has beside {', '.join(RESERVED)}"
+            f"{', '.join(arguments)}, and what the entry has beside {', '.join(RESERVED)}"
         )
 
 

@@ -3,10 +3,10 @@
 Relies on verl 0.9:
 - `RewardManagerBase` in `verl.experimental.reward_loop.reward_manager.base`, with the coroutine
   `run_single(data) -> {"reward_score", "reward_extra_info"}`;
-- the setting `transfer_queue.enable`, which is only true under V1; the branch `neo` has none;
-- the column `response_len` of `data`.
+- the setting `transfer_queue.enable`, true under V1 alone, and the column `response_len` of `data`.
 """
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -34,11 +34,11 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
-from verl_gdpo.hooks.function_list import algorithm_of
+from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.limits import Limiter
 from verl_gdpo.hooks.reward_functions import ListedFunction, reward_functions, score_with
-from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
+from verl_gdpo.hooks.scorer_calls import Rows, SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
 logger = logging.getLogger(__name__)
@@ -67,14 +67,12 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
     A custom function may be sync or async. It gets the same arguments as from verl, and
     `extra_info["response_tokens"]`, the response's length in tokens. It returns one number, which
-    becomes the reward "acc", or {name: reward}. In the second form, `score` is replaced by the
-    weighted sum, and values that are not numbers are only logged. None means that a reward does not
-    apply to the sample. With built-in scorers, rewards that belong only to other data sources
-    become None.
+    becomes the reward "acc", or {name: reward}, where the weighted sum replaces `score`, and values
+    that are no numbers are only logged. None means that a reward does not apply, as one of built-in
+    scorers that belongs to other data sources.
 
-    If a sample cannot be scored, V1 trainers get the message under `ERROR_KEY` and our part of the
-    trainer stops the run, because verl would continue after an exception here. Other trainers get
-    the exception.
+    If a sample cannot be scored, V1 trainers get the message under `ERROR_KEY` and stop the run:
+    verl would go on after an exception. Other trainers get the exception.
     """
 
     make_threads: Callable[[int | None], Executor] = ThreadPoolExecutor  # `check` has others
@@ -128,10 +126,17 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         return self._sources[name]
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score the last row of `data`, which holds the rows of one session."""
-        fields = data[-1].non_tensor_batch
+        """Score the last row of `data`, which holds the rows of a session; or all, for a group."""
+        has_group = OF_GROUP in data[-1].non_tensor_batch
+        rows = [data[place] for place in range(len(data))] if has_group else [data[-1]]
+        group = Rows(map(self._row, rows), is_whole=has_group or not self.reports_errors)
+        scoring = (self._run_row(each.non_tensor_batch, group, n) for n, each in enumerate(rows))
+        results = await asyncio.gather(*scoring)
+        return {"reward_score": 0.0, "reward_extra_info": results} if has_group else results[0]
+
+    async def _run_row(self, fields: Mapping[str, Any], group: Rows, place: int) -> dict[str, Any]:
         try:
-            result = await self._score(data[-1])
+            result = await self._score(fields, group, place)
             return call(self._checked, result, fields["data_source"], fields.get("global_steps"))
         except Exception as error:  # a cancellation by verl is none
             message = describe(error, fields)
@@ -140,42 +145,42 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 raise RuntimeError(message) from error
             return {"reward_score": 0.0, "reward_extra_info": {ERROR_KEY: message}}
 
-    async def _score(self, row: Any) -> Any:
-        """Return the scorer's unchecked result for one row."""
-        fields = row.non_tensor_batch
-        response_ids = row.batch["responses"]
+    async def _row(self, row: Any) -> dict[str, Any]:
+        """Return what functions may take of a row of `data`, under verl's names."""
+        fields, response_ids = row.non_tensor_batch, row.batch["responses"]
         length = fields.get("response_len")
         if length is None:  # verl scores a whole batch at once
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
         decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
-        response = await self._in_thread(None, decode, response_ids[:length])
-        data_source = fields["data_source"]
-        ground_truth = (fields.get("reward_model") or {}).get("ground_truth")
-        task, options, _ = self._source(data_source)
+        return {
+            "data_source": fields["data_source"],
+            "solution_str": await self._in_thread(None, decode, response_ids[:length]),
+            "ground_truth": (fields.get("reward_model") or {}).get("ground_truth"),
+            "extra_info": self._extra_info(fields, length),
+            **self.router_kwargs,
+        }
+
+    async def _score(self, fields: Mapping[str, Any], group: Rows, place: int) -> Any:
+        """Return the scorer's unchecked result for one row."""
+        row = await group.rows[place]
+        task, options, _ = self._source(row["data_source"])
         notes = task.programs.notes() if task and task.programs else None
         if task is not None:
             score = functools.partial(
                 task.score,
-                response,
-                ground_truth,
-                response_tokens=length,
+                *(row["solution_str"], row["ground_truth"]),
+                response_tokens=row["extra_info"]["response_tokens"],
                 step=fields.get("global_steps"),
                 **options,
                 **({"notes": notes} if notes else {}),
             )
+        elif self.functions:
+            run = functools.partial(self._run_listed, label_of(fields))
+            of_group = functools.partial(group.result, place)
+            return await score_with(self.functions, run, {**row, OF_GROUP: of_group})
         else:
-            row_of_verl = {
-                "data_source": data_source,
-                "solution_str": response,
-                "ground_truth": ground_truth,
-                "extra_info": self._extra_info(fields, length),
-                **self.router_kwargs,
-            }
-            if self.functions:
-                run = functools.partial(self._run_listed, label_of(fields))
-                return await score_with(self.functions, run, row_of_verl)
-            score = functools.partial(self.compute_score, **row_of_verl)
+            score = functools.partial(self.compute_score, **row)
         run = functools.partial(self._run, label_of(fields), self._pool(task), score)
         result = await (run() if task or not self.limiter else self.limiter.call(run))
         return {**result, NOTES_KEY: notes.numbers()} if notes else result

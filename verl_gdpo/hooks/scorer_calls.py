@@ -1,4 +1,7 @@
-"""Calls a scorer: what it raises becomes an error of its sample, and one that hangs is named."""
+"""Calls a scorer: what it raises becomes an error of its sample, and one that hangs is named.
+
+A function that compares the samples of a group is called once for all of them.
+"""
 
 import asyncio
 import builtins
@@ -7,7 +10,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any, TypeVar
 
 import verl_gdpo
 from verl_gdpo.algorithm.samples import as_text
+from verl_gdpo.hooks.function_list import KEY, PLURAL
 from verl_gdpo.terminal import line_of_code
 
 logger = logging.getLogger(__name__)
@@ -97,6 +101,41 @@ def label_of(fields: Mapping[str, Any]) -> str:
         f"prompt uid {fields.get('uid', '?')}, data_source {source!r}, "
         f"extra_info.index {info.get('index', '?') if isinstance(info, Mapping) else '?'}"
     )
+
+
+class Rows:
+    """The rows that a reward worker scores at once: the samples of a group, or a row alone.
+
+    is_whole: False for a row that may have a group, and came without it.
+    """
+
+    def __init__(self, rows: Iterable[Awaitable[dict[str, Any]]], *, is_whole: bool) -> None:
+        self.is_whole = is_whole
+        self.rows = [asyncio.ensure_future(each) for each in rows]
+        self._calls: dict[str, asyncio.Future[list[Any]]] = {}
+
+    async def result(self, place: int, function: Any, run: Any) -> Any:
+        """Return the result for a row. The function is called once for all of them."""
+        if function.name not in self._calls:
+            self._calls[function.name] = asyncio.ensure_future(self._results(function, run))
+        return (await asyncio.shield(self._calls[function.name]))[place]
+
+    async def _results(self, function: Any, run: Any) -> list[Any]:
+        if not self.is_whole:
+            raise ValueError(
+                f"{KEY}.{function.name}.group=True: the sample came without its group, which only "
+                "the workers of verl's AgentLoopManagerTQ send. Leave out agent_loop_manager_class"
+            )
+        rows = [await each for each in self.rows]
+        group = {PLURAL.get(name, name): value for name, value in rows[0].items()}
+        group |= {plural: [row[name] for row in rows] for name, plural in PLURAL.items()}
+        results = await run(function, function.call(group))
+        if not isinstance(results, list) or len(results) != len(rows):
+            raise ValueError(
+                f"{KEY}.{function.name}: it returned {results!r:.99} for a group of {len(rows)}; "
+                "expected a list with a result for each sample, in the same order"
+            )
+        return results
 
 
 class SlowScoring:
