@@ -150,7 +150,7 @@ def test_limits_that_hold_for_nothing_are_refused():
         for wrong in (0, -1, "many", True):
             with pytest.raises(ValueError, match=rf"reward\.{key}={wrong}: expected a number"):
                 check_limits(config_of(None, path="mine.py", **{key: wrong}))
-    with pytest.raises(ValueError, match=r"x\.limited=True: there are no limits\. Set one"):
+    with pytest.raises(ValueError, match=r"x asks a service, and there are no limits\. Set one"):
         check_limits(config_of({"x": {"path": "x.py", "limited": True}}))
 
 

@@ -12,7 +12,8 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
 # all others are options
-RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "required")
+KINDS = ("path", "task", "judge")  # an entry has one of them
+RESERVED = (*KINDS, "name", "weight", "sources", "on_error", "limited", "required")
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
 
@@ -24,11 +25,11 @@ def entries_of(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_entry(where: str, entry: Mapping[str, Any]) -> None:
-    """Raise ValueError for an entry that has not one of path and task, or is not `required`."""
-    if ("path" in entry) == ("task" in entry):
+    """Raise ValueError for an entry that has not one of `KINDS`, or is not `required`."""
+    if len(entry.keys() & KINDS) != 1:
         raise ValueError(
             f"{where}: got {sorted(entry)}; expected either path=FILE.py (or pkg://MODULE), with "
-            "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`"
+            "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`, or judge=ADDRESS, of a model"
         )
     if str(entry.get("required", True)).lower() != "true":
         raise ValueError(
@@ -46,7 +47,9 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     weight = entry.get("weight", 1.0)
     is_schedule = isinstance(weight, Mapping) and all(isinstance(key, int) for key in weight)
     if not isinstance(weight, Mapping) or is_schedule:
-        return {name: {"weight": weight} if is_schedule else weight}
+        keys = entry["rewards"] if "judge" in entry else ()
+        names = [f"{name}{JOINT}{key}" for key in keys] or [name]
+        return dict.fromkeys(names, {"weight": weight} if is_schedule else weight)
     return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
 
 
@@ -60,9 +63,23 @@ def refuse_without_v1(config: Any) -> None:
             )
 
 
+def is_limited(entry: Mapping[str, Any]) -> bool:
+    """Return whether the limits of requests hold for a function."""
+    return bool(entry.get("limited")) or "judge" in entry
+
+
 def limited_functions(config: Any) -> list[str]:
     """Return the names of the functions for which the limits of requests hold."""
-    return [name for name, entry in entries_of(config).items() if entry.get("limited")]
+    return [name for name, entry in entries_of(config).items() if is_limited(entry)]
+
+
+def silence_limited(config: Any) -> dict[str, Any]:
+    """Let no function with limits score any row; return {reward: weight} of all of them."""
+    rewards: dict[str, Any] = {}
+    for name in limited_functions(config):
+        OmegaConf.update(config, f"{KEY}.{name}.sources", [], force_add=True)
+        rewards |= weights_of_entry(name, entries_of(config)[name])
+    return rewards
 
 
 def algorithm_of(config: Any) -> Any:

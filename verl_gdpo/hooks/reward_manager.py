@@ -36,7 +36,7 @@ from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.function_list import algorithm_of
 from verl_gdpo.hooks.gates import raise_refusals
-from verl_gdpo.hooks.limits import Limiter
+from verl_gdpo.hooks.limits import Limiter, at_once
 from verl_gdpo.hooks.reward_functions import ListedFunction, reward_functions, score_with
 from verl_gdpo.hooks.scorer_calls import SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
@@ -174,7 +174,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             }
             if self.functions:
                 run = functools.partial(self._run_listed, label_of(fields))
-                return await score_with(self.functions, run, row_of_verl)
+                prompt = [*fields.get("raw_prompt", ())] or None  # messages, in an array
+                return await score_with(self.functions, run, {**row_of_verl, "prompt": prompt})
             score = functools.partial(self.compute_score, **row_of_verl)
         run = functools.partial(self._run, label_of(fields), self._pool(task), score)
         result = await (run() if task or not self.limiter else self.limiter.call(run))
@@ -191,11 +192,16 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self, label: str, function: ListedFunction, score: functools.partial[Any]
     ) -> Any:
         """Call a function of the list; no two of them share threads."""
-        key = f"function {function.name}"
-        if key not in self._pools:
-            self._pools[key] = self.make_threads(None)
-        run = functools.partial(self._run, f"{label}, {key}", self._pools[key], score)
-        return await (self.limiter.call(run) if self.limiter and function.is_limited else run())
+        label = f"{label}, function {function.name}"
+        limited = self.limiter.call if self.limiter and function.is_limited else at_once
+        if function.takes_limits:
+            return await in_own_task(
+                score(within_limits=lambda ask: limited(lambda: self._awaited(label, ask())))
+            )
+        if function.name not in self._pools:
+            self._pools[function.name] = self.make_threads(None)
+        run = functools.partial(self._run, label, self._pools[function.name], score)
+        return await limited(run)
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
