@@ -3,7 +3,7 @@
 The functions themselves are in `reward_functions.py`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -73,13 +73,10 @@ def limited_functions(config: Any) -> list[str]:
     return [name for name, entry in entries_of(config).items() if is_limited(entry)]
 
 
-def silence_limited(config: Any) -> dict[str, Any]:
-    """Let no function with limits score any row; return {reward: weight} of all of them."""
-    rewards: dict[str, Any] = {}
-    for name in limited_functions(config):
+def silence(config: Any, names: Iterable[str]) -> None:
+    """Let these functions score no row, so that their rewards do not apply."""
+    for name in names:
         OmegaConf.update(config, f"{KEY}.{name}.sources", [], force_add=True)
-        rewards |= weights_of_entry(name, entries_of(config)[name])
-    return rewards
 
 
 def algorithm_of(config: Any) -> Any:

@@ -200,8 +200,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             )
         if function.name not in self._pools:
             self._pools[function.name] = self.make_threads(None)
-        run = functools.partial(self._run, label, self._pools[function.name], score)
-        return await limited(run)
+        return await limited(functools.partial(self._run, label, self._pools[function.name], score))
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""

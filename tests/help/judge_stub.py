@@ -1,0 +1,83 @@
+"""A judge's server for tests: it answers by what the response says, with the faults of real ones."""
+
+import asyncio
+import contextlib
+import json
+import re
+import threading
+
+from workshop.benchmarks.judge import serve
+
+MARKED = re.compile(r"<(data-[0-9a-f]{16})>(.*?)</\1>", re.S)
+FAULTS = {
+    "429": (429, "retry-after: 7", "{}"),
+    "503": (503, "content-type: text/plain", "down"),
+    "400": (400, "content-type: text/plain", "no"),
+    "html": (200, "content-type: text/html", "<p>10</p>"),
+    "broken": (200, "content-type: application/json", "{"),
+}
+ANSWERS = {
+    "nonsense": "Sure, 10!",
+    "empty": None,
+    "list": "[5, 1]",
+    "deep": "[" * 100_000,
+    "above": '{"clear": 11, "right": 1}',
+    "below": '{"clear": -0.1, "right": 1}',
+    "text": '{"clear": "7", "right": 1}',
+    "true": '{"clear": 7, "right": true}',
+    "nan": '{"clear": NaN, "right": 1}',
+    "lacks": '{"clear": 7}',
+}
+
+
+class Stub:
+    """`asked` has (response, other values, head, request) of each attempt; `gave` the answers."""
+
+    def __init__(self):
+        self.asked, self.gave, self.running, self.most = [], {}, 0, 0
+
+    async def answers(self, body, head):
+        question = body["messages"][1]["content"]
+        *others, response = [json.loads(value) for _, value in MARKED.findall(question)]
+        self.asked.append((response, others, head, body))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.01)
+        self.running -= 1
+        kind, _, rest = response.partition(" ")
+        before = sum(response == asked for asked, *_ in self.asked) - 1
+        if kind == "hang":
+            await asyncio.Event().wait()
+        if kind in FAULTS and (rest != "once" or before == 0):
+            return FAULTS[kind]
+        good = json.dumps({"clear": len(response) % 11, "right": len(self.gave) % 2, "why": "so"})
+        text = ANSWERS.get(kind, good)
+        self.gave[response] = json.loads(good)
+        choice = {"message": {"role": "assistant", "content": text}}
+        answer = {"choices": [choice], "usage": {"total_tokens": 12}}
+        return 200, "content-type: application/json", json.dumps(answer)
+
+
+@contextlib.contextmanager
+def judge_stub():
+    """Yield a stub in a thread of its own; its `address` is that of a judge."""
+    loop, stub = asyncio.new_event_loop(), Stub()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(serve(stub.answers), loop).result()
+    stub.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+    async def end():
+        server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    try:
+        yield stub
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

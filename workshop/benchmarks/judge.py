@@ -1,0 +1,102 @@
+"""Times judgements against a stub in another process, which answers after a fixed time.
+
+python -m workshop.benchmarks.judge
+
+It prints the total beside the server's own time, and our CPU time beside that of the bare SDK.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from verl_gdpo.hooks.judge import Judge
+from verl_gdpo.hooks.limits import Counter, Limits
+
+JUDGEMENTS, AT_ONCE, SERVICE_SECONDS = 8192, 64, 0.5
+ANSWER = {"choices": [{"message": {"content": '{"clear": 7}'}}], "usage": {"total_tokens": 9}}
+GOAL = 1.1  # of the server's own time
+
+# {body of a request}, headers -> (status, headers, body of the answer)
+Answers = Callable[[Any, str], Awaitable[tuple[int, str, str]]]
+
+
+async def serve(answers: Answers) -> asyncio.Server:
+    """Serve requests by POST on a free port of this machine, with connections that are kept."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                (length,) = re.findall(r"content-length: (\d+)", head, re.I)
+                status, headers, text = await answers(
+                    json.loads(await reader.readexactly(int(length))), head
+                )
+                size = f"content-length: {len(text.encode())}"
+                writer.write(f"HTTP/1.1 {status} X\r\n{headers}\r\n{size}\r\n\r\n{text}".encode())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    return await asyncio.start_server(handle, "127.0.0.1", 0)
+
+
+def stub(ports: Any) -> None:
+    async def answers(_body: Any, _head: str) -> tuple[int, str, str]:
+        await asyncio.sleep(SERVICE_SECONDS)
+        return 200, "content-type: application/json", json.dumps(ANSWER)
+
+    async def run() -> None:
+        server = await serve(answers)
+        ports.put(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(run())
+
+
+async def measure(port: int) -> bool:
+    judge = Judge(f"http://127.0.0.1:{port}/v1", "stub", "Clear? {response}", {"clear": (0, 10)})
+    judge.connect()
+    counter = Counter(Limits(max_concurrent=AT_ONCE))
+
+    async def limited(ask: Callable[[], Awaitable[Any]]) -> Any:
+        await counter.begin()
+        try:
+            return await ask()
+        finally:
+            counter.end()
+
+    async def ours(text: str) -> Any:
+        return await judge(prompt=None, within_limits=limited, solution_str=text, extra_info={})
+
+    async def bare(text: str) -> Any:
+        messages = [judge._system, {"role": "user", "content": f"Clear? {text}"}]
+        create = judge.client.chat.completions.create
+        return await limited(lambda: create(messages=messages, **judge._request))
+
+    cpu: list[float] = []
+    server = JUDGEMENTS / AT_ONCE * SERVICE_SECONDS
+    for name, ask in (("the first time", bare), ("the SDK alone", bare), ("a judge", ours)):
+        start, used = time.perf_counter(), time.process_time()
+        texts = (f"{number} " + "word " * 400 for number in range(JUDGEMENTS))
+        await asyncio.gather(*map(ask, texts))
+        total = time.perf_counter() - start
+        cpu.append((time.process_time() - used) / JUDGEMENTS * 1e3)
+        print(
+            f"{name}: {total:.1f} s, {total / server:.3f} x the server's own {server:.1f} s; "
+            f"{cpu[-1]:.3f} ms of CPU a judgement"
+        )
+    print(f"ours: {cpu[2] - cpu[1]:.3f} ms a judgement, {cpu[2] / cpu[1]:.3f} x the SDK alone")
+    return total <= GOAL * server
+
+
+if __name__ == "__main__":
+    ports: Any = multiprocessing.Queue()
+    server = multiprocessing.Process(target=stub, args=(ports,), daemon=True)
+    server.start()
+    sys.exit(not asyncio.run(measure(ports.get())))
