@@ -1,4 +1,4 @@
-"""A judge's server for tests: it answers by what the response says, with the faults of real ones."""
+"""A judge's server for tests: it answers by what the response says, with real servers' faults."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,12 @@ import json
 import re
 import threading
 
+from omegaconf import OmegaConf
+
 from workshop.benchmarks.judge import serve
+
+TEMPLATE = "Rate for {prompt} by {ground_truth} and {topic}: {response} Like {'clear': 3}"
+OTHERS = {"raw_prompt": [{"role": "user", "content": "Why?"}], "extra_info": {"topic": "tea"}}
 
 MARKED = re.compile(r"<(data-[0-9a-f]{16})>(.*?)</\1>", re.S)
 FAULTS = {
@@ -55,7 +60,8 @@ class Stub:
         self.gave[response] = json.loads(good)
         choice = {"message": {"role": "assistant", "content": text}}
         answer = {"choices": [choice], "usage": {"total_tokens": 12}}
-        return 200, "content-type: application/json", json.dumps(answer)
+        closing = "connection: close"  # so that `check` leaves no client with an open one
+        return 200, f"content-type: application/json\r\n{closing}", json.dumps(answer)
 
 
 @contextlib.contextmanager
@@ -81,3 +87,24 @@ def judge_stub():
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def config_of(address, limits=None, **entry):
+    rewards = {"clear": [0, 10], "right": [0, 1]}
+    judged = {"judge": address, "model": "m", "template": TEMPLATE, "rewards": rewards, **entry}
+    reward = {
+        "custom_reward_function": {"path": None, "name": "compute_score"},
+        "reward_manager": {"source": "register", "name": "gdpo"},
+        "reward_model": {"enable": False},
+        "reward_functions": {"q": {k: v for k, v in judged.items() if v is not None}},
+        **({"timeout": 20} if limits is None else limits),
+    }
+    return OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gdpo"},
+            "reward": reward,
+            "actor_rollout_ref": {"rollout": {"n": 4}},
+            "trainer": {"experiment_name": "run"},
+            "transfer_queue": {"enable": False},
+        }
+    )

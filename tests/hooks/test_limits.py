@@ -6,10 +6,14 @@ import re
 
 import pytest
 import ray
+from judge_stub import OTHERS, judge_stub
+from judge_stub import config_of as judge_stub_config
 from omegaconf import OmegaConf
+from reward_rows import Tokenizer, row_of
 from verl.experimental.reward_loop.reward_manager import limited
 
 from verl_gdpo.hooks.limits import KEYS, Counter, Limiter, Limits, check_limits
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 
 
 class Clock:
@@ -134,6 +138,29 @@ def test_all_workers_share_the_limits_of_a_run(ray_session):
         asyncio.run(calls())
     finally:
         ray.kill(first._counter)
+
+
+def test_judges_of_two_managers_share_the_limits(ray_session):
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)  # which verl's managers take
+    with judge_stub() as stub:
+        config = judge_stub_config(stub.address, {"max_concurrent": 1})
+        managers = [GdpoRewardManager(config, Tokenizer(), None) for _ in range(2)]
+
+        async def all_of_them():
+            rows = [(manager, row_of(f"{n}", "42", "s", **OTHERS)) for n, manager in both]
+            await asyncio.gather(*(manager.run_single(row) for manager, row in rows))
+            for manager in managers:
+                await manager.functions[0].function.client.close()
+
+        both = [(n, manager) for n in range(4) for manager in managers]
+        try:
+            loop.run_until_complete(all_of_them())
+            assert (stub.most, len(stub.asked)) == (1, 8)
+        finally:
+            ray.kill(managers[0].limiter._counter)
+            asyncio.set_event_loop(None)
+            loop.close()
 
 
 def config_of(functions, path=None, **limits):
