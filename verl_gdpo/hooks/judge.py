@@ -78,7 +78,8 @@ class Judge:
             raise ValueError(f"template: its text is without {RESPONSE}")
         try:
             ranges = [f"{check_name(k)} ({a:g} to {b:g})" for k, (a, b) in self.rewards.items()]
-            if TAKEN & self.rewards.keys() or not all(a < b for a, b in self.rewards.values()):
+            is_empty = not ranges or any(a >= b for a, b in self.rewards.values())
+            if is_empty or TAKEN & self.rewards.keys():
                 raise ValueError(f"a range is not empty, and no NAME is one of {sorted(TAKEN)}")
         except (AttributeError, TypeError, ValueError) as error:
             expected = f"expected {{NAME: [lowest, highest]}}: {error}"
@@ -136,7 +137,8 @@ class Judge:
     async def _judge(self, quoted: Sequence[str], within_limits: Limited) -> dict[str, Any]:
         mark, values = f"data-{secrets.token_hex(8)}", iter(quoted)
         question = PLACE.sub(lambda _: f"<{mark}>{next(values)}</{mark}>", self.template)
-        completion, seconds = await self._completion(question, within_limits)
+        messages = [self._system, {"role": "user", "content": question}]
+        completion, seconds = await self._completion(messages, within_limits)
         answer = None
         try:
             answer = completion.choices[0].message.content
@@ -149,15 +151,12 @@ class Judge:
         call = {"tokens": tokens, "seconds": round(seconds, 3)}
         return {**rewards, "answer": answer[:LONGEST_ANSWER], "call": call}
 
-    async def _completion(self, question: str, within_limits: Limited) -> Any:
+    async def _completion(self, messages: Sequence[Any], within_limits: Limited) -> Any:
         """Return an answer and its seconds. Each attempt counts for the limits, no waiting does."""
         from openai import OpenAIError
 
         async def attempt() -> tuple[Any, float]:
-            messages, start = (
-                [self._system, {"role": "user", "content": question}],
-                time.monotonic(),
-            )
+            start = time.monotonic()
             done = await self.client.chat.completions.create(messages=messages, **self._request)
             return done, time.monotonic() - start
 

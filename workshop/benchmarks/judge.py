@@ -12,36 +12,34 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing, suppress
 from typing import Any
 
 from verl_gdpo.hooks.judge import Judge
-from verl_gdpo.hooks.limits import Counter, Limits
+from verl_gdpo.hooks.limits import Limiter, Limits
 
-JUDGEMENTS, AT_ONCE, SERVICE_SECONDS = 8192, 64, 0.5
+JUDGEMENTS, AT_ONCE, SERVICE_SECONDS = 8192, 64, 2.0
+PEERS = 1024  # requests of the SDK alone, after as many that are not counted
 ANSWER = {"choices": [{"message": {"content": '{"clear": 7}'}}], "usage": {"total_tokens": 9}}
 GOAL = 1.1  # of the server's own time
 
-# {body of a request}, headers -> (status, headers, body of the answer)
-Answers = Callable[[Any, str], Awaitable[tuple[int, str, str]]]
 
+async def serve(answers: Callable[[Any, str], Awaitable[tuple[int, str, str]]]) -> asyncio.Server:
+    """Serve requests by POST on a free port of this machine, with connections that are kept.
 
-async def serve(answers: Answers) -> asyncio.Server:
-    """Serve requests by POST on a free port of this machine, with connections that are kept."""
+    Args:
+        answers: takes the JSON and the head of a request, and returns status, headers and body.
+    """
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with suppress(asyncio.IncompleteReadError, ConnectionError), closing(writer):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 (length,) = re.findall(r"content-length: (\d+)", head, re.I)
-                status, headers, text = await answers(
-                    json.loads(await reader.readexactly(int(length))), head
-                )
+                body = json.loads(await reader.readexactly(int(length)))
+                status, headers, text = await answers(body, head)
                 size = f"content-length: {len(text.encode())}"
                 writer.write(f"HTTP/1.1 {status} X\r\n{headers}\r\n{size}\r\n\r\n{text}".encode())
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
 
     return await asyncio.start_server(handle, "127.0.0.1", 0)
 
@@ -62,14 +60,7 @@ def stub(ports: Any) -> None:
 async def measure(port: int) -> bool:
     judge = Judge(f"http://127.0.0.1:{port}/v1", "stub", "Clear? {response}", {"clear": (0, 10)})
     judge.connect()
-    counter = Counter(Limits(max_concurrent=AT_ONCE))
-
-    async def limited(ask: Callable[[], Awaitable[Any]]) -> Any:
-        await counter.begin()
-        try:
-            return await ask()
-        finally:
-            counter.end()
+    limited, places = Limiter(Limits(max_concurrent=AT_ONCE)).call, asyncio.Semaphore(AT_ONCE)
 
     async def ours(text: str) -> Any:
         return await judge(prompt=None, within_limits=limited, solution_str=text, extra_info={})
@@ -77,26 +68,25 @@ async def measure(port: int) -> bool:
     async def bare(text: str) -> Any:
         messages = [judge._system, {"role": "user", "content": f"Clear? {text}"}]
         create = judge.client.chat.completions.create
-        return await limited(lambda: create(messages=messages, **judge._request))
+        async with places:
+            return await create(messages=messages, **judge._request)
 
     cpu: list[float] = []
-    server = JUDGEMENTS / AT_ONCE * SERVICE_SECONDS
-    for name, ask in (("the first time", bare), ("the SDK alone", bare), ("a judge", ours)):
+    for name, ask, count in (
+        ("first", bare, PEERS),
+        ("SDK", bare, PEERS),
+        ("ours", ours, JUDGEMENTS),
+    ):
         start, used = time.perf_counter(), time.process_time()
-        texts = (f"{number} " + "word " * 400 for number in range(JUDGEMENTS))
-        await asyncio.gather(*map(ask, texts))
-        total = time.perf_counter() - start
-        cpu.append((time.process_time() - used) / JUDGEMENTS * 1e3)
-        print(
-            f"{name}: {total:.1f} s, {total / server:.3f} x the server's own {server:.1f} s; "
-            f"{cpu[-1]:.3f} ms of CPU a judgement"
-        )
+        await asyncio.gather(*(ask(f"{number} " + "word " * 400) for number in range(count)))
+        ratio = (time.perf_counter() - start) / (count / AT_ONCE * SERVICE_SECONDS)
+        cpu.append((time.process_time() - used) / count * 1e3)
+        print(f"{name}: {ratio:.3f} x the server's own time, {cpu[-1]:.3f} ms of CPU a judgement")
     print(f"ours: {cpu[2] - cpu[1]:.3f} ms a judgement, {cpu[2] / cpu[1]:.3f} x the SDK alone")
-    return total <= GOAL * server
+    return ratio <= GOAL
 
 
 if __name__ == "__main__":
     ports: Any = multiprocessing.Queue()
-    server = multiprocessing.Process(target=stub, args=(ports,), daemon=True)
-    server.start()
+    multiprocessing.Process(target=stub, args=(ports,), daemon=True).start()
     sys.exit(not asyncio.run(measure(ports.get())))
