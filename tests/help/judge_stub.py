@@ -40,6 +40,7 @@ class Stub:
 
     def __init__(self):
         self.asked, self.gave, self.running, self.most = [], {}, 0, 0
+        self.is_open = True  # else it answers nobody
 
     async def answers(self, body, head):
         question = body["messages"][1]["content"]
@@ -48,6 +49,8 @@ class Stub:
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0.01)
+        while not self.is_open:
+            await asyncio.sleep(0.01)
         self.running -= 1
         kind, _, rest = response.partition(" ")
         before = sum(response == asked for asked, *_ in self.asked) - 1

@@ -151,11 +151,14 @@ def test_equal_questions_are_asked_once_and_failures_again(stub, monkeypatch):
         return manager.run_single(row_of(response, "gold", "s", **{**OTHERS, **fields}))
 
     async def run():
+        stub.is_open = False
         first = asyncio.ensure_future(row("good"))
         equal = asyncio.gather(*(row("good") for _ in range(4)))
         while not stub.asked:
             await asyncio.sleep(0.001)
         first.cancel()
+        await asyncio.wait({first})
+        stub.is_open = True
         infos = [each["reward_extra_info"] for each in await equal]
         assert infos == infos[:1] * 4 and len(stub.asked) == 1
         await row("good", raw_prompt=[{"role": "user", "content": "Another?"}])
