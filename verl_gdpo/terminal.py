@@ -12,6 +12,7 @@ WIDTH = 100  # columns
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # the extra that brings a package which not every installation has
 EXTRAS = {
+    "openai": "judge",
     **dict.fromkeys(("jinja2", "scipy", "pandas"), "plots"),
     **dict.fromkeys(("torch", "hydra", "pyarrow", "transformers", "huggingface_hub"), "verl"),
 }

@@ -6,10 +6,14 @@ import re
 
 import pytest
 import ray
+from judge_stub import OTHERS, judge_stub
+from judge_stub import config_of as judge_stub_config
 from omegaconf import OmegaConf
+from reward_rows import Tokenizer, row_of
 from verl.experimental.reward_loop.reward_manager import limited
 
 from verl_gdpo.hooks.limits import KEYS, Counter, Limiter, Limits, check_limits
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 
 
 class Clock:
@@ -136,6 +140,29 @@ def test_all_workers_share_the_limits_of_a_run(ray_session):
         ray.kill(first._counter)
 
 
+def test_judges_of_two_managers_share_the_limits(ray_session):
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)  # which verl's managers take
+    with judge_stub() as stub:
+        config = judge_stub_config(stub.address, {"max_concurrent": 1})
+        managers = [GdpoRewardManager(config, Tokenizer(), None) for _ in range(2)]
+
+        async def all_of_them():
+            rows = [(manager, row_of(f"{n}", "42", "s", **OTHERS)) for n, manager in both]
+            await asyncio.gather(*(manager.run_single(row) for manager, row in rows))
+            for manager in managers:
+                await manager.functions[0].function.client.close()
+
+        both = [(n, manager) for n in range(4) for manager in managers]
+        try:
+            loop.run_until_complete(all_of_them())
+            assert (stub.most, len(stub.asked)) == (1, 8)
+        finally:
+            ray.kill(managers[0].limiter._counter)
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
 def config_of(functions, path=None, **limits):
     reward = {"custom_reward_function": {"path": path}, "reward_functions": functions, **limits}
     return OmegaConf.create({"reward": reward})
@@ -150,7 +177,7 @@ def test_limits_that_hold_for_nothing_are_refused():
         for wrong in (0, -1, "many", True):
             with pytest.raises(ValueError, match=rf"reward\.{key}={wrong}: expected a number"):
                 check_limits(config_of(None, path="mine.py", **{key: wrong}))
-    with pytest.raises(ValueError, match=r"x\.limited=True: there are no limits\. Set one"):
+    with pytest.raises(ValueError, match=r"x asks a service, and there are no limits\. Set one"):
         check_limits(config_of({"x": {"path": "x.py", "limited": True}}))
 
 

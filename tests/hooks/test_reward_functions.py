@@ -169,7 +169,7 @@ def test_functions_run_side_by_side(file, monkeypatch):
         ({"x": {"task": "gsm9k"}}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
         ({"x": {"path": "FILE", "name": "length", "required": False}}, "is never 0 here"),
         ({"x": {"path": "FILE", "name": "length", "sources": "s"}}, "expected a list, such as"),
-        ({"x": {"task": "gsm8k", "group": True}}, "a task scores each sample by itself"),
+        ({"x": {"task": "gsm8k", "group": True}}, "only a function of `path` can have it"),
         (
             {"x": {"path": "FILE", "name": "length", "group": True}},
             r"asks for \['solution_str'\], .* take data_source, solution_strs, ground_truth",

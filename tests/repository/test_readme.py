@@ -18,6 +18,8 @@ from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.algorithm.read_settings import DIALECTS, SETTING_KEYS, read_settings
 from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.variants import VARIANTS
+from verl_gdpo.hooks.function_list import RESERVED, check_entry, entries_of
+from verl_gdpo.hooks.judge import Judge
 from verl_gdpo.hooks.limits import KEYS as LIMITS
 
 LINKS = [
@@ -164,8 +166,12 @@ def test_the_table_of_dialects():
         assert read == DIALECTS[name]
 
 
-def test_the_rewards_example_is_read():
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGES["docs/settings.md"], re.DOTALL)
+def test_the_examples_of_settings_are_read():
+    judged, block = re.findall(r"```yaml\n(.*?)```", PAGES["docs/settings.md"], re.DOTALL)
+    (entry,) = entries_of(OmegaConf.create(judged)).values()
+    check_entry("judge", entry)
+    options = {key: value for key, value in entry.items() if key not in RESERVED}
+    Judge(**options | {"judge": entry["judge"], "template": "{response}"})
     settings = read_settings(OmegaConf.create(block).algorithm)
     assert settings.rewards == {
         "correctness": RewardTerm(1.0),

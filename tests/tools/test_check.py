@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from judge_stub import judge_stub
 from omegaconf import OmegaConf
 from repository import REPO
 from rows_for_check import COMMAND, arguments_of
@@ -103,6 +104,27 @@ def test_weights_are_those_of_the_first_step(check, data, plain):
     assert code == 1 and "data_source 'rlla': score is 1 for each of 7 made-up" in messages
     assert cells(output, "score")[-2:] == ["NEVER", "VARIES"]
     assert cells(output, "length")[-3:] == ["not", "trained", "on"]
+
+
+@pytest.mark.parametrize("weights", ["", ",weight:2"])
+def test_a_judge_is_not_called_unless_asked(check, data, tmp_path, weights):
+    (tmp_path / "judge.txt").write_text("Rate {response}")
+    functions = "+reward.reward_functions"
+    with judge_stub() as stub:
+        judge = f"judge:'{stub.address}',template:'{tmp_path}/judge.txt',model:m"
+        alone = f"{functions}={{q:{{{judge},rewards:{{clear:[0,10]}}{weights}}}}}"
+        timeout = "+reward.timeout=60"
+        code, output, _ = check(alone, timeout)
+        assert code == 0 and "not called: ['q'], which may ask a service (--ask-judge)" in output
+        own = weights and ",weight:{short:1}"
+        beside = f"+{functions}.short={{path:'{data}/rewards.py',name:lengths{own}}}"
+        code, output, _ = check(alone, beside, timeout)
+        assert code == 0 and "not called: ['q']" in output and "q__clear' is None" not in output
+        assert cells(output, "short__short")[1:] == ["0.000", "1.000"]
+        assert not stub.asked
+        code, output, _ = check(alone, timeout, options=["--ask-judge"])
+        assert code == 0 and stub.asked and "not called" not in output
+        assert cells(output, "q__clear")[1] != cells(output, "q__clear")[2]
 
 
 def test_rewards_that_tell_nothing_apart_are_marked(check):

@@ -3,7 +3,7 @@
 The functions themselves are in `reward_functions.py`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -12,7 +12,8 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
 # all others are options
-RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "group", "required")
+KINDS = ("path", "task", "judge")  # an entry has one of them
+RESERVED = (*KINDS, "name", "weight", "sources", "on_error", "limited", "group", "required")
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
 PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
@@ -26,14 +27,14 @@ def entries_of(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_entry(where: str, entry: Mapping[str, Any]) -> None:
-    """Raise ValueError for an entry that has not one of path and task, or is not `required`."""
-    if ("path" in entry) == ("task" in entry):
+    """Raise ValueError for an entry that has not one of `KINDS`, or is not `required`."""
+    if len(entry.keys() & KINDS) != 1:
         raise ValueError(
             f"{where}: got {sorted(entry)}; expected either path=FILE.py (or pkg://MODULE), with "
-            "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`"
+            "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`, or judge=ADDRESS, of a model"
         )
-    if entry.get("group") and "task" in entry:
-        raise ValueError(f"{where}.group={entry['group']}: a task scores each sample by itself")
+    if entry.get("group") and "path" not in entry:
+        raise ValueError(f"{where}.group={entry['group']}: only a function of `path` can have it")
     if str(entry.get("required", True)).lower() != "true":
         raise ValueError(
             f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "
@@ -50,7 +51,9 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     weight = entry.get("weight", 1.0)
     is_schedule = isinstance(weight, Mapping) and all(isinstance(key, int) for key in weight)
     if not isinstance(weight, Mapping) or is_schedule:
-        return {name: {"weight": weight} if is_schedule else weight}
+        keys = entry["rewards"] if "judge" in entry else ()
+        names = [f"{name}{JOINT}{key}" for key in keys] or [name]
+        return dict.fromkeys(names, {"weight": weight} if is_schedule else weight)
     return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
 
 
@@ -65,9 +68,20 @@ def refuse_without_v1(config: Any) -> None:
                 )
 
 
+def is_limited(entry: Mapping[str, Any]) -> bool:
+    """Return whether the limits of requests hold for a function."""
+    return bool(entry.get("limited")) or "judge" in entry
+
+
 def limited_functions(config: Any) -> list[str]:
     """Return the names of the functions for which the limits of requests hold."""
-    return [name for name, entry in entries_of(config).items() if entry.get("limited")]
+    return [name for name, entry in entries_of(config).items() if is_limited(entry)]
+
+
+def silence(config: Any, names: Iterable[str]) -> None:
+    """Let these functions score no row, so that their rewards do not apply."""
+    for name in names:
+        OmegaConf.update(config, f"{KEY}.{name}.sources", [], force_add=True)
 
 
 def algorithm_of(config: Any) -> Any:

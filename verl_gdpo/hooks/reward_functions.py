@@ -34,13 +34,17 @@ from verl_gdpo.hooks.function_list import (
     RESERVED,
     check_entry,
     entries_of,
+    is_limited,
     weights_of_entry,
 )
+from verl_gdpo.hooks.judge import Judge
 from verl_gdpo.tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
+# beside these: the prompt's messages, and what awaits a request when the limits allow it
+OURS = ("prompt", "within_limits")
 ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
 
@@ -71,6 +75,11 @@ class ListedFunction:
     is_limited: bool = False
     is_group: bool = False
 
+    @property
+    def takes_limits(self) -> bool:
+        """Whether it keeps the limits itself, for each request of its own."""
+        return "within_limits" in inspect.signature(self.function).parameters
+
     def scores(self, data_source: str) -> bool:
         return self.sources is None or data_source in self.sources
 
@@ -99,7 +108,8 @@ class ListedFunction:
         else:
             parameters = inspect.signature(self.function).parameters.values()
             takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-            names = row.keys() - {OF_GROUP} if takes_all else [each.name for each in parameters]
+            names = {each.name for each in parameters}
+            names |= row.keys() - {*OURS, OF_GROUP} if takes_all else set()
             taken = {name: row[name] for name in names if name in row}
         return functools.partial(self.function, **{**taken, **self.options})
 
@@ -142,23 +152,36 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
     check_name(name)
     check_entry(where, entry)
     options = {key: value for key, value in entry.items() if key not in RESERVED}
+    sources = entry.get("sources")
     if task := entry.get("task"):
         if task not in TASKS:
             raise ValueError(f"{where}.task={task}: unknown{hint(task, [*TASKS])}")
-        function, is_task = TASKS[task].score, True
+        function: Callable[..., Any] = TASKS[task].score
+    elif "judge" in entry:
+        function, options = _judge(where, {**options, "judge": entry["judge"]}, sources != []), {}
     else:
-        function, is_task = _load(where, entry["path"], entry.get("name", "compute_score")), False
+        function = _load(where, entry["path"], entry.get("name", "compute_score"))
         plural = PLURAL if entry.get("group") else {}
         _check_signature(where, function, options, [plural.get(each, each) for each in ARGUMENTS])
-    sources = entry.get("sources")
     return ListedFunction(
         *(name, function, options, None if sources is None else frozenset(sources)),
         names=[*weights_of_entry(name, entry)],
-        is_task=is_task,
+        is_task=task is not None,
         on_error=entry.get("on_error", "stop"),
-        is_limited=bool(entry.get("limited", False)),
+        is_limited=is_limited(entry),
         is_group=bool(entry.get("group", False)),
     )
+
+
+def _judge(where: str, options: Mapping[str, Any], is_asked: bool) -> Judge:
+    _check_signature(where, Judge, options)
+    try:
+        judge = Judge(**options)
+        if is_asked:
+            judge.connect()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    return judge
 
 
 @functools.cache
@@ -196,12 +219,12 @@ def _check_signature(
         for each in parameters.values()
         if each.default is each.empty
         and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        and each.name not in (*arguments, *ROUTER, *options)
+        and each.name not in (*arguments, *OURS, *ROUTER, *options)
     ]
     if lacking:
         raise ValueError(
             f"{where}: its function asks for {lacking}, which nothing gives. It may take "
-            f"{', '.join(arguments)}, and what the entry has beside {', '.join(RESERVED)}"
+            f"{', '.join((*arguments, *OURS))}, and what the entry has beside {', '.join(RESERVED)}"
         )
 
 

@@ -36,7 +36,7 @@ from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of
 from verl_gdpo.hooks.gates import raise_refusals
-from verl_gdpo.hooks.limits import Limiter
+from verl_gdpo.hooks.limits import Limiter, at_once
 from verl_gdpo.hooks.reward_functions import ListedFunction, reward_functions, score_with
 from verl_gdpo.hooks.scorer_calls import Rows, SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
@@ -158,12 +158,13 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             "solution_str": await self._in_thread(None, decode, response_ids[:length]),
             "ground_truth": (fields.get("reward_model") or {}).get("ground_truth"),
             "extra_info": self._extra_info(fields, length),
+            "prompt": [*fields.get("raw_prompt", ())] or None,  # messages, in an array
             **self.router_kwargs,
         }
 
     async def _score(self, fields: Mapping[str, Any], group: Rows, place: int) -> Any:
         """Return the scorer's unchecked result for one row."""
-        row = await group.rows[place]
+        row = {**await group.rows[place]}
         task, options, _ = self._source(row["data_source"])
         notes = task.programs.notes() if task and task.programs else None
         if task is not None:
@@ -180,6 +181,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             of_group = functools.partial(group.result, place)
             return await score_with(self.functions, run, {**row, OF_GROUP: of_group})
         else:
+            del row["prompt"]
             score = functools.partial(self.compute_score, **row)
         run = functools.partial(self._run, label_of(fields), self._pool(task), score)
         result = await (run() if task or not self.limiter else self.limiter.call(run))
@@ -196,11 +198,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self, label: str, function: ListedFunction, score: functools.partial[Any]
     ) -> Any:
         """Call a function of the list; no two of them share threads."""
-        key = f"function {function.name}"
-        if key not in self._pools:
-            self._pools[key] = self.make_threads(None)
-        run = functools.partial(self._run, f"{label}, {key}", self._pools[key], score)
-        return await (self.limiter.call(run) if self.limiter and function.is_limited else run())
+        label = f"{label}, function {function.name}"
+        limited = self.limiter.call if self.limiter and function.is_limited else at_once
+        if function.takes_limits:
+            return await in_own_task(
+                score(within_limits=lambda ask: limited(lambda: self._awaited(label, ask())))
+            )
+        if function.name not in self._pools:
+            self._pools[function.name] = self.make_threads(None)
+        return await limited(functools.partial(self._run, label, self._pools[function.name], score))
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""

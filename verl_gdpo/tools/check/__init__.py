@@ -172,6 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=60.0, help=about)
     about = "the rewards may be the same for all made-up responses"
     add("--allow-flat", action="store_true", help=about)
+    about = "call judges, and functions with limited=True, too"
+    add("--ask-judge", action="store_true", help=about)
     about = "print warnings, and the rest only if there is a problem"
     add("--brief", action="store_true", help=about)
     about = "show what verl and others print meanwhile"

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from verl_gdpo.algorithm.samples import ERROR_KEY, value_or_error
+from verl_gdpo.algorithm.samples import ERROR_KEY, BatchRows, value_or_error
 from verl_gdpo.hooks.verl_questions import make_reward_manager, one_rollout
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import message_of
@@ -52,6 +52,16 @@ class DryRun:
     infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info of each sample
     scores: Sequence[Any]  # verl's reward_score of each sample
     problems: Sequence[str]  # samples that could not be scored, which are not in `infos`
+
+    def rows(self) -> BatchRows:
+        rows = BatchRows.from_keys(
+            keys=[f"{sample.row}_{number}_0" for number, sample in enumerate(self.samples)],
+            infos=self.infos,
+            sources=[sample.source for sample in self.samples],
+            is_padding=[False] * len(self.samples),
+            step=FIRST_STEP,
+        )
+        return replace(rows, label=lambda row: self.samples[row].label)
 
 
 class Words:

@@ -2,25 +2,27 @@
 
 import argparse
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import ROLLOUT_FACTS, BatchRows, may_be_meant, value_or_error
+from verl_gdpo.algorithm.samples import ROLLOUT_FACTS, may_be_meant, value_or_error
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks import verl_questions
 from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.hooks.function_list import JOINT, entries_of, limited_functions, silence
+from verl_gdpo.hooks.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import Output, data_files, machine, rules
 from verl_gdpo.tools.check.data_files import DataFile
-from verl_gdpo.tools.check.dry_run import FIRST_STEP, RIGHT, DryRun, score_rows
+from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
 
 NEVER_VARIES, NEVER_APPLIES = "NEVER VARIES", "never applies"
 HEADER = ("reward", "weight", "min", "max", "")  # the last is a remark
@@ -142,6 +144,14 @@ def _try_rewards(
     if not rows:
         output.say("there are no rows, so no reward was tried", is_warning=True)
         return
+    silent = [] if options.ask_judge else limited_functions(config)
+    if silent:
+        if not options.elsewhere:
+            reward_functions(config)  # raises if a judge's package or key is not here
+        output.say(f"not called: {silent}, which may ask a service (--ask-judge)", is_warning=True)
+        silence(config, silent)
+        if len(silent) == len(entries_of(config)):
+            return
     more = data_files.read_responses(options.responses, training) if options.responses else []
     run = score_rows(config, rows, options.seconds, more)
     if run.problems and config.reward.reward_model.enable:
@@ -157,7 +167,7 @@ def _try_rewards(
     if not options.allow_flat and not rules.validates_only(config):
         output.problems += tables.without_signal(sources)
     output.say(tables.same_everywhere(), is_warning=True)
-    output.say(tables.dropped(), is_warning=True)
+    output.say(tables.dropped(silent), is_warning=True)
     for text in tables:
         output.show(f"\n{text}")
     output.show("")
@@ -195,7 +205,7 @@ class ScoreTables:
             score_B1 = _numbers(run.scores)[:, None]
             self.rewards = RewardMatrix({"score": 1.0}, score_B1, np.ones_like(score_B1, np.bool_))
         else:
-            self.rewards = RewardMatrix.of(_rows(run), settings)
+            self.rewards = RewardMatrix.of(run.rows(), settings)
         self.lines = {source: [*self._lines(here)] for source, here in self.places.items()}
 
     def __iter__(self) -> Iterator[str]:
@@ -212,7 +222,7 @@ class ScoreTables:
             if line.remark == NEVER_VARIES
         ]
 
-    def dropped(self) -> list[str]:
+    def dropped(self, silent: Collection[str] = ()) -> list[str]:
         """A remark for each name that is no reward in any response, although it looks like one."""
         return [
             f"{name!r} is {value!r}, and no number in any response, so it is no reward. Return a "
@@ -221,6 +231,7 @@ class ScoreTables:
             if self.settings and self.settings.rewards is None
             if name not in {*self.rewards.weights, *self.settings.bounds, *ROLLOUT_FACTS, "score"}
             if value is None or may_be_meant(value)
+            if name.partition(JOINT)[0] not in silent
         ]
 
     def without_signal(self, sources: Collection[str]) -> list[str]:
@@ -263,17 +274,6 @@ class ScoreTables:
         infos = [self.run.infos[i] for i in here]
         names = dict.fromkeys(name for info in infos for name in info if name != "score")
         return {name: _numbers(info.get(name) for info in infos) for name in names}
-
-
-def _rows(run: DryRun) -> BatchRows:
-    rows = BatchRows.from_keys(
-        keys=[f"{sample.row}_{number}_0" for number, sample in enumerate(run.samples)],
-        infos=run.infos,
-        sources=[sample.source for sample in run.samples],
-        is_padding=[False] * len(run.samples),
-        step=FIRST_STEP,
-    )
-    return replace(rows, label=lambda row: run.samples[row].label)
 
 
 def _numbers(values: Iterable[Any]) -> Floats:

@@ -1,0 +1,113 @@
+"""A judge's server for tests: it answers by what the response says, with real servers' faults."""
+
+import asyncio
+import contextlib
+import json
+import re
+import threading
+
+from omegaconf import OmegaConf
+
+from workshop.benchmarks.judge import serve
+
+TEMPLATE = "Rate for {prompt} by {ground_truth} and {topic}: {response} Like {'clear': 3}"
+OTHERS = {"raw_prompt": [{"role": "user", "content": "Why?"}], "extra_info": {"topic": "tea"}}
+
+MARKED = re.compile(r"<(data-[0-9a-f]{16})>(.*?)</\1>", re.S)
+FAULTS = {
+    "429": (429, "retry-after: 7", "{}"),
+    "503": (503, "content-type: text/plain", "down"),
+    "400": (400, "content-type: text/plain", "no"),
+    "html": (200, "content-type: text/html", "<p>10</p>"),
+    "broken": (200, "content-type: application/json", "{"),
+}
+ANSWERS = {
+    "nonsense": "Sure, 10!",
+    "empty": None,
+    "list": "[5, 1]",
+    "deep": "[" * 100_000,
+    "above": '{"clear": 11, "right": 1}',
+    "below": '{"clear": -0.1, "right": 1}',
+    "text": '{"clear": "7", "right": 1}',
+    "true": '{"clear": 7, "right": true}',
+    "nan": '{"clear": NaN, "right": 1}',
+    "lacks": '{"clear": 7}',
+}
+
+
+class Stub:
+    """`asked` has (response, other values, head, request) of each attempt; `gave` the answers."""
+
+    def __init__(self):
+        self.asked, self.gave, self.running, self.most = [], {}, 0, 0
+        self.is_open = True  # else it answers nobody
+
+    async def answers(self, body, head):
+        question = body["messages"][1]["content"]
+        *others, response = [json.loads(value) for _, value in MARKED.findall(question)]
+        self.asked.append((response, others, head, body))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.01)
+        while not self.is_open:
+            await asyncio.sleep(0.01)
+        self.running -= 1
+        kind, _, rest = response.partition(" ")
+        before = sum(response == asked for asked, *_ in self.asked) - 1
+        if kind == "hang":
+            await asyncio.Event().wait()
+        if kind in FAULTS and (rest != "once" or before == 0):
+            return FAULTS[kind]
+        good = json.dumps({"clear": len(response) % 11, "right": len(self.gave) % 2, "why": "so"})
+        text = ANSWERS.get(kind, good)
+        self.gave[response] = json.loads(good)
+        choice = {"message": {"role": "assistant", "content": text}}
+        answer = {"choices": [choice], "usage": {"total_tokens": 12}}
+        closing = "connection: close"  # so that `check` leaves no client with an open one
+        return 200, f"content-type: application/json\r\n{closing}", json.dumps(answer)
+
+
+@contextlib.contextmanager
+def judge_stub():
+    """Yield a stub in a thread of its own; its `address` is that of a judge."""
+    loop, stub = asyncio.new_event_loop(), Stub()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(serve(stub.answers), loop).result()
+    stub.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+    async def end():
+        server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    try:
+        yield stub
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def config_of(address, limits=None, **entry):
+    rewards = {"clear": [0, 10], "right": [0, 1]}
+    judged = {"judge": address, "model": "m", "template": TEMPLATE, "rewards": rewards, **entry}
+    reward = {
+        "custom_reward_function": {"path": None, "name": "compute_score"},
+        "reward_manager": {"source": "register", "name": "gdpo"},
+        "reward_model": {"enable": False},
+        "reward_functions": {"q": {k: v for k, v in judged.items() if v is not None}},
+        **({"timeout": 20} if limits is None else limits),
+    }
+    return OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gdpo"},
+            "reward": reward,
+            "actor_rollout_ref": {"rollout": {"n": 4}},
+            "trainer": {"experiment_name": "run"},
+            "transfer_queue": {"enable": False},
+        }
+    )
