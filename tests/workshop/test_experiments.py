@@ -1,6 +1,5 @@
 """The pages and pictures of the experiments are those of the committed results."""
 
-import json
 import math
 import re
 import shlex
@@ -16,7 +15,7 @@ from repository import REPO
 from scipy import stats
 
 from workshop.experiments import __main__ as command
-from workshop.experiments import advice, bandit, pack, results
+from workshop.experiments import advice, bandit
 from workshop.experiments.bandit import simulate
 from workshop.experiments.differences import Difference, seeds_needed
 from workshop.experiments.map import compare as map_compare
@@ -310,9 +309,10 @@ def test_the_results_are_those_of_the_protocol(edition, protocol):
     assert words[len(comparisons)] in text
     matters = compare.MATTERS if edition == 1 else compare.MATTERS_2
     assert f"-{matters} and +{matters}" in text
+    bounds = {*re.findall(BOUNDS, " ".join(text.split()))}
     for row in {*comparisons} & {*compare.EXPECTED}:
         expected = page.held(*row).split(" | ")[0]
-        assert {expected, expected.replace(" to ", " and ")} & {*re.findall(BOUNDS, " ".join(text.split()))}
+        assert {expected, expected.replace(" to ", " and ")} & bounds
 
 
 def test_the_protocol_has_the_pilot():
@@ -326,38 +326,6 @@ def test_every_setting_has_all_draws():
         for draws in read_simulated()[name].values():
             assert len(draws["shares"]) == len(draws["small"]) == 8
     assert len(map_compare.settings()) == 76 and len(map_compare.other_arms()) == 12
-
-
-def test_results_are_packed_and_read_again(tmp_path, monkeypatch):
-    """From files as the programs of commit ee55291 wrote them."""
-    archive = tmp_path / "archive/workshop/experiments"
-    for folder in ("map/data", "trainer/data", "trainer/data_2"):
-        (archive / folder).mkdir(parents=True)
-    (archive / "map/data/outcomes.csv").write_text(
-        "optimizer,setting,arm,rate,shares,small\nadam,two,gdpo,0.1 0.2,.5 .25,.75 1\n"
-    )
-    first = {"small": [0.5], "large": [1.0], "start": {"answer": 0.125}, "seconds": 9.0}
-    second = {"shares": {"length": [0.5, 1.0]}, "start": {}, "seconds": 1.0}
-    second |= {"varies": {"length": [0.25, 0.5]}, "spread": {"length": [0.0, 0.1]}}
-    files = {"data/20_to_1-gdpo-1": first, "data_2/maths-grpo-4": second}
-    files["data_2/maths-grpo-4.replaced"] = {**second, "shares": {"length": [0.0, 1.0]}}
-    for name, kept in files.items():
-        (archive / "trainer" / f"{name}.json").write_text(json.dumps(kept))
-    monkeypatch.setattr(results, "SIMULATION", tmp_path / "simulation.parquet")
-    editions = {edition: tmp_path / f"{edition}.parquet" for edition in (1, 2)}
-    monkeypatch.setattr(results, "EDITIONS", editions)
-    pack.pack(tmp_path / "archive")
-    curves = {"small": [0.5], "large": [1.0]}
-    nothing = dict.fromkeys(curves)
-    of_first = read_trained(editions[1])
-    assert of_first == {("20_to_1", "gdpo", 1): (curves, nothing, nothing, [0.125], 9.0)}
-    [again], [replaced] = (
-        read_trained(editions[2], replaced=which).values() for which in (False, True)
-    )
-    assert again.shares == {"length": [0.5, 1.0]} and again.varies == {"length": [0.25, 0.5]}
-    assert replaced.shares == {"length": [0.0, 1.0]}
-    [two] = results.read_simulated.__wrapped__().values()
-    assert two["adam", "gdpo"]["shares"] == [0.5, 0.25]
 
 
 # --- GPUs -----------------------------------------------------------------------------------------

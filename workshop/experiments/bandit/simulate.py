@@ -23,17 +23,15 @@ from torch.distributions import Categorical
 
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.advice.evidence import GDPO, Evidence
 from workshop.experiments import results
 
 N, S, P, L, C, WIDTH = 8, 24, 16, 6, 4, 256
 STARTED, STEPS, LAST, RATE = 150, 30, 5, 1.25e-3
-GRPO = {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6}  # as verl has it
+GRPO: dict[str, Any] = {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6}  # as verl has it
 EVERY_R11L = torch.tensor([*product(range(C), repeat=L)])[:, None, None]
 UP_P = torch.linspace(0, 1, P, dtype=torch.float64)  # what differs by prompt
 IS_WIDE_P = torch.arange(P) % 2 == 1  # of the source whose correctness has six times the range
-CHANCE_OF = {"succeeds in 90 %": 1.2816, "succeeds in 98 %": 2.0537}  # normal quantiles
 
 
 class Setting(NamedTuple):
@@ -75,12 +73,11 @@ def signals(c: Tensor, z: Tensor) -> dict[str, Tensor]:
         "by source": torch.where(wide, answer, answer / 6),
         "narrow answer": answer.where(~wide, torch.nan),
         "wide format": form.where(wide, torch.nan),
-        "spoils": c[..., 3] == 1,
-        "thoughts": first.double().mean(-1),
-        "correct": answer * (first.sum(-1) >= 2),
-        "other answer": (c[..., 3:] == 1).all(-1),
+        **{"spoils": c[..., 3] == 1, "other answer": (c[..., 3:] == 1).all(-1)},
+        **{"thoughts": first.double().mean(-1), "correct": answer * (first.sum(-1) >= 2)},
         **{f"noise {k}": z[k] / 5 for k in range(3)},  # five standard deviations are the range
-        **{name: z[0] < limit for name, limit in CHANCE_OF.items()},
+        # quantiles of the normal distribution
+        **{f"succeeds in {k} %": z[0] < limit for k, limit in ((90, 1.2816), (98, 2.0537))},
     }
 
 
@@ -119,8 +116,7 @@ def started(is_own: bool) -> Policy:
     scales = {(P, WIDTH): 2.0, (WIDTH, WIDTH): WIDTH**-0.5, (WIDTH, L * C): WIDTH**-0.5 / 2}
     random = [scale * torch.randn(S, *shape).double() for shape, scale in scales.items()]
     tokens_SPL = torch.randint(C, (S, P, L))
-    if not is_own:
-        tokens_SPL[..., :3] = tokens_SPL[:, :1, :3]
+    tokens_SPL[..., :3] = tokens_SPL[:, : P if is_own else 1, :3]
     policy = Policy(random, (tokens_SPL[..., None] + torch.arange(C)) % C, 1e-3)
     for _ in range(STARTED):
         policy.step(-policy.choices().logits.sum((1, 2)) @ torch.tensor([3.0, 1, 1, 1]).double())
@@ -141,8 +137,7 @@ def kept(setting: Setting) -> list[float]:
     present_BK = np.ones(values_BK.shape, bool)
     rewards = RewardMatrix(dict.fromkeys(setting.sizes, 1.0), values_BK.numpy(), present_BK)
     groups = np.add.outer(P * np.arange(S), np.tile(np.arange(P), N)).ravel()
-    step = rewards, present_BK[:, 0], groups
-    return Evidence([step], GdpoSettings()).keeping_weights()[0].tolist()
+    return Evidence([(rewards, present_BK[:, 0], groups)], GDPO).keeping_weights()[0].tolist()
 
 
 def train(setting: Setting, weights: list[float], options: Mapping[str, Any]) -> Tensor:
@@ -170,10 +165,10 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
     equal, divided = [1.0] * len(setting.sizes), [1 / abs(size) for size in setting.sizes.values()]
     arms = {"grpo": (equal, GRPO), "grpo_divided": (divided, GRPO), "gdpo": (equal, {})}
     for arm, (weights, options) in (arms | {"gdpo_kept": (kept(setting), {})}).items():
+        row = {"setting": name, "arm": arm, "weights": weights}
         for seed, shares in enumerate(train(setting, weights, options).tolist()):
             for reward, share in zip(setting.shown, shares, strict=True):
-                row = {"setting": name, "arm": arm, "weights": weights, "seed": seed}
-                yield {**row, "reward": reward, "share": share}
+                yield {**row, "seed": seed, "reward": reward, "share": share}
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ It says the words, and the data the numbers.
 from collections import Counter
 from collections.abc import Iterator
 from statistics import fmean, stdev
-from typing import Any
 
 import torch
 from scipy import stats
 
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
+from workshop.experiments.bandit.simulate import GRPO
 from workshop.experiments.differences import Difference, seeds_needed
 from workshop.experiments.results import EDITIONS, Run, Trained, read_trained
 from workshop.experiments.trainer import compare
@@ -34,7 +34,6 @@ GPU_STEPS, GPU_RUNS = 105, 15  # of recipes/task/tool_rl.yaml; three arms with f
 UNTIL, LAST = (30, 60, 90, 120), 10  # a number of the long training is the mean of so many steps
 FIVE = 5  # steps at the beginning and at the end of a run
 LONG = "20_to_1_long"
-GRPO: dict[str, Any] = {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6}
 MeanSpread = tuple[float, float]  # of five runs
 # zhaihaotian/DARA with ToolRL's rewards: the steps at which the format reached 0.8, and the scores
 RERUN = {"gdpo": (18, 19, 75, 16, 65), "grpo": (37, 43, 34, 31, 31)}
