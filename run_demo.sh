@@ -5,7 +5,7 @@
 #   ./run_demo.sh [arms=grpo,gdpo,grpo_divided] [seed=N] [run_dir=FOLDER] [--time-limit SECONDS] [key=value ...]
 #
 # `grpo_divided` is GRPO on judge / 100. Other arguments go to ./run.sh, which trains each arm, such as
-# trainer.total_training_steps=60. docs/demonstration.md says what to expect.
+# trainer.total_training_steps=60. docs/when_gdpo_helps.md says what to expect.
 set -euo pipefail
 root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac

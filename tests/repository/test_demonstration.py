@@ -138,7 +138,7 @@ def test_an_arm_that_fails_ends_the_others_and_shows_its_last_lines(tmp_path, ca
 
 
 def test_the_numbers_of_the_page_and_the_picture_are_those_of_the_data():
-    rows = re.findall(r"^\| (\d) \| (.+) \|$", PAGES["docs/demonstration.md"], re.M)
+    rows = re.findall(r"^\| (\d) \| (.+) \|$", PAGES["docs/evidence.md"], re.M)
     curves = {(c.seed, c.reward, c.arm): c for c in demonstration.read_curves()}
     assert {int(seed) for seed, _ in rows} == {seed for seed, _, _ in curves}
     for seed, numbers in rows:

@@ -15,6 +15,7 @@ from verl_gdpo.atomic import replace_together
 
 HERE = Path(__file__).parent
 SIMULATION = HERE / "map" / "simulation.parquet"  # a row a setting
+BANDIT = HERE / "bandit" / "bandit.parquet"  # a row a training of the small policy and reward
 EDITIONS = {  # of the experiment with verl's trainer: a row a run and reward
     1: HERE / "trainer" / "first_edition.parquet",
     2: HERE / "trainer" / "second_edition.parquet",

@@ -34,3 +34,12 @@ def read_curves() -> list[Curve]:
 
 def of(arm: str, reward: str) -> list[Curve]:
     return [curve for curve in read_curves() if (curve.arm, curve.reward) == (arm, reward)]
+
+
+def seeds() -> list[int]:
+    return sorted({curve.seed for curve in read_curves()})
+
+
+def end(arm: str, seed: int, reward: str) -> float:
+    [curve] = [curve for curve in of(arm, reward) if curve.seed == seed]
+    return curve.end

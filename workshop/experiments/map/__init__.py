@@ -1,1 +1,1 @@
-"""A map of when GDPO trains better than GRPO: `python -m workshop.experiments.map`."""
+"""What a simulation of 76 settings says of when GDPO trains better than GRPO."""

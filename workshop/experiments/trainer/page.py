@@ -1,25 +1,27 @@
-"""What the template of docs/in_verls_trainer.md asks for.
+"""What the template of docs/evidence.md asks for, of the two experiments in verl's trainer.
 
 It says the words, and the data the numbers.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from statistics import fmean, median, stdev, variance
+from statistics import fmean, stdev
 
+import torch
 from scipy import stats
 
+from verl_gdpo.algorithm.equation import compute_gdpo_scalars
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
-from workshop.experiments.differences import Difference, seeds_needed, signed
-from workshop.experiments.results import EDITIONS, Run, read_trained
-from workshop.experiments.template import template_beside
+from workshop.experiments.bandit.simulate import GRPO
+from workshop.experiments.differences import Difference, seeds_needed
+from workshop.experiments.results import EDITIONS, Run, Trained, read_trained
 from workshop.experiments.trainer import compare
 from workshop.experiments.trainer.compare import (
     MATTERS,
     MATTERS_2,
     PILOT_SEED,
     PROTOCOL,
+    RIVALS,
     SECOND,
     bonferroni,
     holm,
@@ -30,14 +32,17 @@ from workshop.experiments.trainer.compare import (
 
 GPU_STEPS, GPU_RUNS = 105, 15  # of recipes/task/tool_rl.yaml; three arms with five seeds
 UNTIL, LAST = (30, 60, 90, 120), 10  # a number of the long training is the mean of so many steps
-FIVE = 5  # steps at the beginning and at the end of a pilot
+FIVE = 5  # steps at the beginning and at the end of a run
 LONG = "20_to_1_long"
-# the step at which the format reached 0.8, in five runs of somebody else with ToolRL's rewards
+MeanSpread = tuple[float, float]  # of five runs
+# zhaihaotian/DARA with ToolRL's rewards: the steps at which the format reached 0.8, and the scores
 RERUN = {"gdpo": (18, 19, 75, 16, 65), "grpo": (37, 43, 34, 31, 31)}
-
-
-def render() -> str:
-    return template_beside(__file__).render(page=sys.modules[__name__], compare=compare)
+RERUN_SCORES = {  # of GRPO and of GDPO
+    "1.5B, format": ((81.01, 5.18), (97.11, 1.00)),
+    "1.5B, average": ((48.46, 0.36), (50.37, 1.12)),
+    "3B, format": ((88.76, 1.22), (96.57, 0.77)),
+    "3B, average": ((52.57, 0.44), (53.66, 0.96)),
+}
 
 
 def tested(setting: str, rival: str) -> tuple[Difference, str]:
@@ -57,17 +62,28 @@ def checked(setting: str, rival: str, expected: str, digits: int = 2) -> str:
     """
     gain, said = tested(setting, rival)
     if said != expected:
-        raise ValueError(f"page.md.jinja says {expected!r} of {setting}, {rival}: it is {said!r}")
+        raise ValueError(
+            f"evidence.md.jinja says {expected!r} of {setting}, {rival}: it is {said!r}"
+        )
     return gain.text(digits)
 
 
-def held(setting: str, rival: str, low: float, high: float) -> str:
-    """A difference, and what its whole interval says of an expectation."""
+def held(setting: str, rival: str) -> str:
+    """What a protocol expected, and what the whole interval says of it."""
+    if (setting, rival) not in compare.EXPECTED:
+        return "nothing | "
+    low, high = compare.EXPECTED[setting, rival]
+    words = f"{low:+} or more" if high == 1 else f"{low:+} to {high:+}"
     gain, _ = tested(setting, rival)
-    said = "**missed**" if gain.high < low or high < gain.low else "open"
+    outcome = "**missed**" if gain.high < low or high < gain.low else "open"
     if low <= gain.low and gain.high <= high:
-        said = "as expected"
-    return f"{gain.text()} | {said}"
+        outcome = "as expected"
+    return f"{words if low != -high else f'within {high}'} | {outcome}"
+
+
+def without_difference(matters: float) -> int:
+    """How many comparisons of the second edition would be no difference that matters."""
+    return [verdict(gain, matters) for gain in holm().values()].count("no difference that matters")
 
 
 def verdicts() -> str:
@@ -88,11 +104,6 @@ def starts() -> tuple[float, float]:
     return min(shares), max(shares)
 
 
-def minutes() -> float:
-    """Of a run of the first edition."""
-    return median(result.seconds / 60 for result in read_trained(EDITIONS[1]).values())
-
-
 def twice() -> Iterator[tuple[Run, str, float, float]]:
     """(run, reward, its shares on two machines) of a run that was made again."""
     for run, first in read_trained(EDITIONS[2], replaced=True).items():
@@ -101,20 +112,41 @@ def twice() -> Iterator[tuple[Run, str, float, float]]:
 
 
 def at_ends(arm: str, seed: int) -> list[float]:
-    """Of the long training: the small reward up to each of these ends, and the large one."""
-    curves = read_all()[Run(LONG, arm, seed)].shares
-    small = [fmean(curves["small"][step - LAST : step]) for step in UNTIL]
-    return [*small, fmean(curves["large"][-LAST:])]
+    """Of the long training: the small reward up to each of these ends."""
+    curve = read_all()[Run(LONG, arm, seed)].shares["small"]
+    return [fmean(curve[step - LAST : step]) for step in UNTIL]
 
 
-def gains_at_ends(seed: int) -> list[float]:
-    arms = zip(at_ends("gdpo", seed), at_ends("grpo", seed), strict=True)
-    return [gdpo - grpo for gdpo, grpo in arms]
+def last_steps(result: Trained) -> float:
+    """The small reward, mean over the last steps."""
+    return fmean(result.shares["small"][-FIVE:])
 
 
-def gain_at(place: int) -> str:
-    """Of the long training, the mean of the seeds."""
-    return signed(fmean(gains_at_ends(seed)[place] for seed in seeds_of(LONG)), 2)
+def spreads(setting: str) -> list[float]:
+    """Of each reward in the first steps of the pilot: what rescaled GRPO divides by."""
+    pilot = read_all()[Run(setting, "grpo", PILOT_SEED)]
+    return [fmean(of[:FIVE]) for of in pilot.spread.values()]
+
+
+def tie(*divisors: float) -> float:
+    """GRPO's advantage of a right but long answer; 2 of 16 are such, and 14 wrong but short."""
+    rewards = torch.tensor([[1.0, 0]] * 2 + [[0, 1.0]] * 14)
+    weights = [1 / divisor for divisor in divisors]
+    return float(compute_gdpo_scalars(rewards, [0] * 16, weights=weights, **GRPO).A_B[0])
+
+
+def steps_alike(setting: str) -> list[int]:
+    """The steps of each seed until GRPO and rescaled GRPO earned something different."""
+    curves = [
+        [read_all()[Run(setting, arm, s)].shares for arm in RIVALS] for s in seeds_of(setting)
+    ]
+    return [
+        min(
+            next(step for step, (x, y) in enumerate(zip(one[k], other[k], strict=True)) if x != y)
+            for k in one
+        )
+        for one, other in curves
+    ]
 
 
 def piloted() -> Iterator[tuple[str, str, str]]:
@@ -136,24 +168,22 @@ def gpu_rows() -> Iterator[str]:
         yield f"8 x {gpu.name} | {row} | {GPU_RUNS * best:.0f} to {GPU_RUNS * worst:.0f} h"
 
 
-def rerun() -> dict[str, float]:
-    """Of the runs of somebody else: GRPO minus GDPO, with a 95 % interval (Welch).
+def welch(one: MeanSpread, other: MeanSpread) -> tuple[float, float, float, float]:
+    """Of five runs of each: one minus the other, its 95 % interval, and what is detectable.
 
-    "detectable" is the difference that two times five such runs find with 80 % power, at 95 %.
+    The last is the difference that two times five such runs find with 80 % power, at 95 %.
     """
-    grpo, gdpo = RERUN["grpo"], RERUN["gdpo"]
-    welch = stats.ttest_ind(grpo, gdpo, equal_var=False)
-    interval = welch.confidence_interval(0.95)
-    error = ((variance(grpo) + variance(gdpo)) / len(grpo)) ** 0.5
-    detectable = float(stats.t.ppf([0.975, 0.8], welch.df).sum()) * error
-    return {
-        **{"more": fmean(grpo) - fmean(gdpo), "low": float(interval.low)},
-        **{"high": float(interval.high), "detectable": detectable},
-        **{"grpo": stdev(grpo), "gdpo": stdev(gdpo)},
-    }
+    errors = [spread**2 / 5 for _, spread in (one, other)]
+    error, df = sum(errors) ** 0.5, sum(errors) ** 2 / sum(each**2 / 4 for each in errors)
+    up, found = stats.t.ppf([0.975, 0.8], df) * error
+    return (more := one[0] - other[0]), more - up, more + up, up + found
 
 
-def needed(setting: str, rival: str) -> tuple[float, list[int]]:
-    """The spread of a comparison, and the seeds that it would take to find three effects."""
+def steps_to_format() -> list[MeanSpread]:
+    return [(fmean(of), stdev(of)) for of in (RERUN["grpo"], RERUN["gdpo"])]
+
+
+def needed(setting: str, rival: str) -> str:
+    """The seeds that it would take to find two effects."""
     spread = tested(setting, rival)[0].spread
-    return spread, [seeds_needed(effect, spread) for effect in (0.02, 0.05, 0.1)]
+    return " / ".join(str(seeds_needed(effect, spread)) for effect in (0.02, 0.05))

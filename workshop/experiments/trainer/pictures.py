@@ -1,11 +1,9 @@
-"""The pictures of docs/in_verls_trainer.md. Draws only."""
+"""The pictures of docs/evidence.md. Draws only."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,24 +12,16 @@ from workshop.experiments.trainer.compare import (
     MATTERS,
     MATTERS_2,
     NAMES,
-    PROTOCOL,
     SETTINGS,
     bonferroni,
     difference,
     endpoints,
     holm,
     mean_of_all,
-    read_all,
     seeds_of,
 )
 from workshop.looks import LOOK, style
 
-OF_REWARD = {
-    "small": {"": " (answer)", "by_prompt": "", "tool_rl": " (format)"},
-    "large": {"": " (format)", "by_prompt": "", "tool_rl": " (correctness)"},
-}
-STYLES = {"gdpo": "-", "grpo": "--", "grpo_rescaled": ":"}
-COLOURS = dict(zip(NAMES, LOOK.colours, strict=False))
 ENDPOINT_MARKERS = ("o", "s", "^", "D")
 
 
@@ -39,7 +29,6 @@ def draw(folder: Path) -> None:
     with mpl.rc_context(style(LOOK)):
         first().savefig(folder / "endpoints.png", dpi=150)
         second().savefig(folder / "second.png", dpi=150)
-        curves().savefig(folder / "curves.png", dpi=150)
 
 
 def first() -> Figure:
@@ -117,37 +106,3 @@ def _draw_difference(axes: Axes, place: float, gain: Difference, k: int, name: s
         markersize=6,
         label=name,
     )
-
-
-def curves() -> Figure:
-    """Both rewards over the steps: the mean of each arm, and a band from its lowest seed up."""
-    figure = Figure(
-        figsize=(2.9 * len(PROTOCOL), 5.6), layout="constrained", facecolor=LOOK.background
-    )
-    panels = figure.subplots(2, len(PROTOCOL), sharex="col", sharey=True)
-    for row, (size, of) in zip(panels, OF_REWARD.items(), strict=True):
-        for axes, name in zip(row, PROTOCOL, strict=True):
-            _draw_curves(axes, name, size)
-            what = f"{size} reward{of.get(name, of[''])}"
-            axes.set_title(f"{SETTINGS[name].title}:\n{what}", loc="left", size=11)
-    for axes in panels[1]:
-        axes.set_xlabel("training step")
-    figure.supylabel("share of the reward that is earned", size=11)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False)
-    return figure
-
-
-def _draw_curves(axes: Axes, name: str, size: str) -> None:
-    for arm in NAMES:
-        lines = np.array(
-            [r.shares[size] for run, r in read_all().items() if run[:2] == (name, arm)]
-        )
-        if len(lines):
-            steps = range(1, lines.shape[1] + 1)
-            axes.fill_between(
-                steps, lines.min(0), lines.max(0), color=COLOURS[arm], alpha=0.15, linewidth=0
-            )
-            look: dict[str, Any] = {"color": COLOURS[arm], "linestyle": STYLES[arm]}
-            axes.plot(steps, lines.mean(0), linewidth=2.2, label=NAMES[arm], **look)
-    axes.set(xlim=(1, None), ylim=(0, 1))
