@@ -12,7 +12,10 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
 # all others are options
-RESERVED = ("path", "name", "task", "weight", "sources", "on_error", "limited", "required")
+RESERVED = (
+    *("path", "name", "task", "weight", "sources", "rubric"),
+    *("on_error", "limited", "required"),
+)
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
 
@@ -37,6 +40,12 @@ def check_entry(where: str, entry: Mapping[str, Any]) -> None:
         )
     if (on_error := entry.get("on_error", "stop")) not in ON_ERROR:
         raise ValueError(f"{where}.on_error={on_error}: expected one of {', '.join(ON_ERROR)}")
+    rubric = entry.get("rubric", False)
+    if not isinstance(rubric, bool | str) or (rubric and "" not in weights_of_entry("", entry)):
+        raise ValueError(
+            f"{where}.rubric={rubric}: expected true, or the key of a row's extra_info with the "
+            "weights of its criteria; `weight` is then one number or schedule for all of them"
+        )
     if isinstance(entry.get("sources"), str):
         raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")
 
@@ -53,11 +62,12 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_without_v1(config: Any) -> None:
     """Raise ValueError for a function that only verl's V1 trainers can have."""
     for name, entry in entries_of(config).items():
-        if entry.get("on_error") == "drop":
-            raise ValueError(
-                f"{KEY}.{name}.on_error=drop: only the V1 trainers of verl.trainer.main_ppo can "
-                "have it (trainer.use_v1=True)"
-            )
+        for key, value in entry.items():
+            if (key, value) == ("on_error", "drop") or (key == "rubric" and value):
+                raise ValueError(
+                    f"{KEY}.{name}.{key}={value}: only the V1 trainers of verl.trainer.main_ppo "
+                    "can have it (trainer.use_v1=True)"
+                )
 
 
 def limited_functions(config: Any) -> list[str]:

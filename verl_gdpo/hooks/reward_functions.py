@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, criteria_of
 from verl_gdpo.algorithm.samples import (
     DROPPED,
     FAILED,
@@ -56,6 +57,7 @@ class ListedFunction:
     on_error: whether the run ends where it fails ("stop"), its rewards are "missing", or the
         sample is dropped ("drop").
     is_limited: whether the limits of requests hold for it.
+    rubric: whether it returns criteria, or the key of the row's extra_info with their weights.
     """
 
     name: str
@@ -66,6 +68,7 @@ class ListedFunction:
     is_task: bool = False
     on_error: str = "stop"
     is_limited: bool = False
+    rubric: bool | str = False
 
     def scores(self, data_source: str) -> bool:
         return self.sources is None or data_source in self.sources
@@ -73,7 +76,12 @@ class ListedFunction:
     async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: value} for a row, of which `row` has all that a function may take."""
         call = functools.partial(self.function, **self._arguments(row))
-        return self.named(await run(self, call))
+        result = await run(self, call)
+        if not self.rubric or result is None:
+            return self.named(result)
+        weights = None if self.rubric is True else row["extra_info"].get(self.rubric, {})
+        # the manager adds them up
+        return {self.name: None, f"{RUBRIC_KEY}{self.name}": criteria_of(result, weights)}
 
     async def rewards_or_none(
         self, run: Run, row: Mapping[str, Any]
@@ -150,6 +158,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         is_task=is_task,
         on_error=entry.get("on_error", "stop"),
         is_limited=bool(entry.get("limited", False)),
+        rubric=entry.get("rubric", False),
     )
 
 
