@@ -75,9 +75,10 @@ class RewardMatrix:
             _value("reward_score", rows.own_scores[row], rows, row)
         if settings.rewards is None and (rows.own_scores or "score" in rows.columns):
             _check_scores(rows, counted, raw)
-        parts = {name: rubrics[name].parts(name) if name in rubrics else [name] for name in terms}
+        parts = {name: [name] for name in terms}
         for name in rubrics.keys() & terms:
-            raw |= zip(parts[name], rubrics[name].values_NJ.T, strict=True)
+            criteria = {f"{name}/{j}": of for j, of in enumerate(rubrics[name].values_NJ.T)}
+            raw, parts[name] = raw | criteria, [*criteria]
         split = WeightedSum({part: terms[name] for name in terms for part in parts[name]})
         if any(term.when for term in terms.values()):
             samples = zip(*map(_with_none, raw.values()), strict=True)
@@ -89,15 +90,14 @@ class RewardMatrix:
         weights = terms.weights_at(rows.step)
         if not rubrics:
             return cls(weights, values_BM, present_BM)
-        factor_BM = np.zeros_like(values_BM)
-        one_N1 = np.ones((len(counted), 1))
+        factor_BM, one_N1 = np.zeros_like(values_BM), np.ones((len(counted), 1))
         factors = [rubrics[k].weights_NJ if k in rubrics else one_N1 for k in terms]
         factor_BM[counted_B] = np.hstack(factors)
         weights_M = [weights[name] for name in terms for _ in parts[name]]
         starts_K = np.cumsum([0, *map(len, parts.values())])[:-1]
-        criteria = Terms(values_BM, present_BM, factor_BM * weights_M, starts_K, [*rubrics])
-        values_BK = criteria.fold(values_BM * factor_BM)
-        return cls(weights, values_BK, criteria.fold(present_BM & (factor_BM != 0)) > 0, criteria)
+        of_all = Terms(values_BM, present_BM, factor_BM * weights_M, starts_K)
+        present_BK = of_all.fold(present_BM & (factor_BM != 0)) > 0
+        return cls(weights, of_all.fold(values_BM * factor_BM), present_BK, of_all)
 
     def ranges(self, settings: GdpoSettings) -> dict[str, float]:
         """Return from the lowest to the highest value of each reward: declared, or of these rows.

@@ -83,7 +83,9 @@ def batch_metrics(
     sources = None if sources is None else [*compress(sources, counted_B.tolist())]
     step = RewardsOfStep([*rewards.weights], values_BK, present_BK, group_B, bounds, sources)
     terms = rewards.terms.of_rows(rows_B)
-    metrics = step.statistics() | step.correlations() | _of_rubrics(step, terms)
+    metrics = step.statistics() | step.correlations()
+    counts = zip(step.names, terms.fold(terms.present_BM).T, strict=True)
+    metrics |= {f"{name}/criteria": of[of > 0].mean() for name, of in counts if of.max() > 1}
     if sources is not None:
         metrics |= step.by_source()
     if settings is not None:
@@ -107,13 +109,6 @@ def scoring_metrics(rows: BatchRows) -> dict[str, float]:
     """Return {"gdpo/scoring/<note>": mean over the samples whose scorer left notes}."""
     names = rows.notes[0] if rows.notes else ()
     return {f"gdpo/scoring/{name}": float(np.mean([n[name] for n in rows.notes])) for name in names}
-
-
-def _of_rubrics(step: "RewardsOfStep", terms: Terms) -> Metrics:
-    """Return how many criteria the samples have on average that have any."""
-    count_BK = np.where(step.present_BK, terms.fold(terms.present_BM), np.nan)
-    counts = {name: count_BK[:, step.names.index(name)] for name in terms.rubrics}
-    return {f"{name}/criteria": np.nanmean(of) for name, of in counts.items() if len(of)}
 
 
 def _of_advantage(

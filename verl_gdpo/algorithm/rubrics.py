@@ -12,13 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_gdpo.algorithm.samples import BatchRows, RewardError, as_json, as_text, value_or_error
-from verl_gdpo.algorithm.samples import group_of as prompt_of
+from verl_gdpo.algorithm.samples import (
+    BatchRows,
+    RewardError,
+    as_json,
+    as_text,
+    group_of,
+    value_or_error,
+)
 from verl_gdpo.algorithm.zero import Bools, Floats
 
 # verl's reward_extra_info has it before a reward's name: {criterion: [value or None, weight]}
 RUBRIC_KEY = "gdpo_rubric_"
-Criteria = Mapping[str, Sequence[Any]]
 
 
 class Rubric(NamedTuple):
@@ -37,11 +42,12 @@ class Rubric(NamedTuple):
         criteria = [each if isinstance(each, Mapping) else {} for each in criteria]
         table = np.full((len(criteria), max(1, *map(len, criteria)), 2), [np.nan, 0.0])
         for row, of_row in enumerate(criteria):
-            table[row, : len(of_row)] = [of_row[name] for name in sorted(of_row)] or [[]]
+            for j, name in enumerate(sorted(of_row)):
+                table[row, j] = of_row[name]
         values_NJ, weights_NJ = table[..., 0], table[..., 1]
         if rubric_weights == "divided":
-            total_N = np.abs(weights_NJ).sum(axis=1, keepdims=True)
-            weights_NJ = weights_NJ / np.where(total_N > 0, total_N, 1.0)
+            total_N1 = np.abs(weights_NJ).sum(axis=1, keepdims=True)
+            weights_NJ = weights_NJ / np.where(total_N1 > 0, total_N1, 1.0)
         return cls(values_NJ, weights_NJ)
 
     @property
@@ -49,10 +55,6 @@ class Rubric(NamedTuple):
         """The weighted sum, to which a missing criterion adds nothing; NaN without any."""
         is_empty_N = np.isnan(self.values_NJ).all(axis=1)
         return np.where(is_empty_N, np.nan, np.nansum(self.values_NJ * self.weights_NJ, axis=1))
-
-    def parts(self, name: str) -> list[str]:
-        """Return a name for each criterion, which no reward can have."""
-        return [f"{name}/{j}" for j in range(self.weights_NJ.shape[1])]
 
 
 class Terms(NamedTuple):
@@ -65,7 +67,6 @@ class Terms(NamedTuple):
     present_BM: Bools
     weights: Floats  # (M,), or with a rubric (B, M)
     starts_K: Sequence[int]  # the first term of each reward
-    rubrics: Sequence[str] = ()  # names
 
     def fold(self, values_BM: Floats | Bools) -> Floats:
         """Return the sum over the terms of each reward, (B, K)."""
@@ -73,11 +74,11 @@ class Terms(NamedTuple):
 
     def of_rows(self, rows: Any) -> "Terms":
         weights = self.weights[rows] if self.weights.ndim == 2 else self.weights
-        return Terms(self.values_BM[rows], self.present_BM[rows], weights, *self[3:])
+        return Terms(self.values_BM[rows], self.present_BM[rows], weights, self.starts_K)
 
 
-def criteria_of(values: Any, weights: Any = None) -> dict[str, list[float | None]]:
-    """Return the criteria of a sample for verl's reward_extra_info.
+def criteria_of(values: Any, weights: Any) -> dict[str, list[float | None]]:
+    """Return {criterion: [value, weight]} of a sample, for verl's reward_extra_info.
 
     Args:
         values: {criterion: number or None} that a function returned.
@@ -87,22 +88,21 @@ def criteria_of(values: Any, weights: Any = None) -> dict[str, list[float | None
     Raises:
         ValueError: a value is no number, the names differ, or all weights are 0.
     """
-    if not isinstance(values, Mapping) or not values:
-        raise ValueError(f"a rubric returned {values!r:.200}; expected {{criterion: number}}")
     weights = json.loads(weights) if isinstance(weights, str) else weights
-    weights = dict.fromkeys(values, 1.0) if weights is None else weights
-    weights = {name: weight for name, weight in weights.items() if weight is not None}
-    if weights.keys() != values.keys() or not any(weights.values()):
+    has_names = isinstance(values, Mapping)
+    weights = dict.fromkeys(values, 1.0) if has_names and weights is None else weights
+    weights = {k: v for k, v in dict(weights or {}).items() if v is not None}
+    if not has_names or not any(weights.values()) or {*values} != {*weights}:
         raise ValueError(
-            f"the rubric has the criteria {sorted(values)}, and the row the weights {weights}; "
-            "expected a weight for each, and one that is not 0"
+            f"a rubric returned {values!r}, and the row has the weights {weights}; expected "
+            "{criterion: number}, and a weight for each, of which one is not 0"
         )
     return {
         as_text(name): [
-            value_or_error(value, f"criterion {name!r} "),
-            value_or_error(weights[name], f"the weight of criterion {name!r} "),
+            value_or_error(values[name], f"criterion {name!r} "),
+            value_or_error(weight, f"the weight of criterion {name!r} "),
         ]
-        for name, value in values.items()
+        for name, weight in weights.items()
     }
 
 
@@ -113,16 +113,16 @@ def as_dumped(name: str, value: Any) -> Any:
 
 def check_rubrics(rows: BatchRows) -> None:
     """Raise RewardError if samples of a prompt have other criteria, or other weights of them."""
+    first_of: dict[tuple[str, str], tuple[str, Any]] = {}
     for name in [name for name in rows.columns if name.startswith(RUBRIC_KEY)]:
-        first_of: dict[str, tuple[int, dict[str, Any]]] = {}
         for row in np.flatnonzero(rows.counted_B).tolist():
-            if not isinstance(criteria := rows.columns[name][row], Mapping):
-                continue  # its function failed, or it has another data source
-            weights = {criterion: pair[1] for criterion, pair in criteria.items()}
-            first, expected = first_of.setdefault(prompt_of(rows.label(row)), (row, weights))
-            if weights != expected:
-                raise RewardError(
-                    f"{rows.label(row)}: rubric {name.removeprefix(RUBRIC_KEY)!r} has the weights "
-                    f"{weights}, expected those of {rows.label(first)}, of the same prompt: "
-                    f"{expected}. Return each criterion for every sample, None where it is missing"
-                )
+            label, criteria = rows.label(row), rows.columns[name][row]
+            if isinstance(criteria, Mapping):  # no function failed, nor is it of another source
+                weights = {criterion: pair[1] for criterion, pair in criteria.items()}
+                first, expected = first_of.setdefault((name, group_of(label)), (label, weights))
+                if weights != expected:
+                    raise RewardError(
+                        f"{label}: rubric {name.removeprefix(RUBRIC_KEY)!r} has the weights "
+                        f"{weights}, expected {expected}, those of {first} of the same prompt. "
+                        "Return each criterion for every sample, None where it is missing"
+                    )

@@ -168,9 +168,7 @@ def small_ranges(rewards: RewardMatrix, settings: GdpoSettings) -> list[str]:
     counts_by_range = settings.group_norm == "summed" or not settings.normalize_by_std
     if counts_by_range or settings.combine:
         return []
-    left_out = rewards.terms.rubrics
-    ranges = rewards.ranges(settings)
-    ranges = {k: size for k, size in ranges.items() if rewards.weights[k] and k not in left_out}
+    ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
     other = max(ranges, key=ranges.__getitem__, default="")
     return [
         f"{name}: range {size:g}, a tenth or less of {other}'s {ranges[other]:g}; under gdpo, with "

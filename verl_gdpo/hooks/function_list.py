@@ -13,8 +13,15 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 KEY = "reward.reward_functions"
 # all others are options
 RESERVED = (
-    *("path", "name", "task", "weight", "sources", "rubric"),
-    *("on_error", "limited", "required"),
+    "path",
+    "name",
+    "task",
+    "weight",
+    "sources",
+    "rubric",
+    "on_error",
+    "limited",
+    "required",
 )
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
@@ -40,11 +47,10 @@ def check_entry(where: str, entry: Mapping[str, Any]) -> None:
         )
     if (on_error := entry.get("on_error", "stop")) not in ON_ERROR:
         raise ValueError(f"{where}.on_error={on_error}: expected one of {', '.join(ON_ERROR)}")
-    rubric = entry.get("rubric", False)
-    if not isinstance(rubric, bool | str) or (rubric and "" not in weights_of_entry("", entry)):
+    if (rubric := entry.get("rubric")) and "" not in weights_of_entry("", entry):
         raise ValueError(
-            f"{where}.rubric={rubric}: expected true, or the key of a row's extra_info with the "
-            "weights of its criteria; `weight` is then one number or schedule for all of them"
+            f"{where}.rubric={rubric}: got weight={entry['weight']}; expected a number or schedule "
+            "for all criteria. Their own weights come with the row: rubric=KEY_OF_EXTRA_INFO"
         )
     if isinstance(entry.get("sources"), str):
         raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")

@@ -77,7 +77,7 @@ class ListedFunction:
         """Return {name: value} for a row, of which `row` has all that a function may take."""
         call = functools.partial(self.function, **self._arguments(row))
         result = await run(self, call)
-        if not self.rubric or result is None:
+        if not self.rubric:
             return self.named(result)
         weights = None if self.rubric is True else row["extra_info"].get(self.rubric, {})
         # the manager adds them up
