@@ -4,117 +4,18 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import oracle
 import pytest
-import torch
 
 from verl_gdpo.algorithm import zero
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
 from verl_gdpo.algorithm.group_filter import classify_groups
-from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
-from verl_gdpo.algorithm.metrics import batch_metrics, verl_grpo_settings
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import batch_metrics
 from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, as_dumped, check_rubrics, criteria_of
 from verl_gdpo.algorithm.samples import BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 
 KEY = f"{RUBRIC_KEY}q"
-# {prompt: (weights of its criteria, the values of each sample)}; u_2 lacks one, v_2 has failed
-PROMPTS = {
-    "u": ({"clear": 3.0, "short": -1.0}, [(0, 1), (1, 0), (1, None), (0, 2)]),
-    "v": ({"cites": 2.0, "a": 1.0, "m": 1.0}, [(0, 1, 5), (1, 1, 2), None, (1, 0, 2)]),
-    "w": ({"only": 0.5}, [(3,), (4,), (4,), (9,)]),
-}
-ACC = [0.0, 1.0, 1.0, 0.0]
-
-
-def batch(fails=True):
-    """Rows, their groups, and what the oracle needs: values, their presence, weights."""
-    infos, groups, values, present, weights = [], [], [], [], []
-    for group, (of_prompt, samples) in PROMPTS.items():
-        names = [*of_prompt]
-        for acc, sample in zip(ACC, samples, strict=True):
-            sample = sample if fails else sample or (None,) * 3
-            info = {"acc": acc, "q": sample and 0.0}  # which is computed again
-            if sample is not None:
-                info[KEY] = criteria_of(dict(zip(names, sample, strict=True)), of_prompt)
-            infos.append(info)
-            groups.append(group)
-            of_all = {name: None for name in "xyz"[len(names) :]}
-            of_all |= dict(zip(names, sample or [None] * len(names), strict=True))
-            values.append([acc, *(value or 0 for value in of_all.values())])
-            present.append([True, *(value is not None for value in of_all.values())])
-            weights.append([1.0, *(of_prompt.get(name, 0.0) for name in of_all)])
-    keys = [f"{group}_{n % 4}_0" for n, group in enumerate(groups)]
-    rows = BatchRows.from_keys(keys, infos, ["d"] * len(keys), [False] * len(keys), 1)
-    return rows, groups, values, present, weights
-
-
-def divided(weights):
-    return [[of[0], *(w / sum(map(abs, of[1:])) for w in of[1:])] for of in weights]
-
-
-@pytest.mark.parametrize("how", ["divided", "as_written"])
-@pytest.mark.parametrize(
-    "method",
-    [
-        {},
-        {"batch_norm": "none"},
-        {"batch_norm": "token"},
-        {"normalize_by_std": False},
-        {"group_norm": "summed", "batch_norm": "none"},
-        {"group_norm": "summed"},
-    ],
-    ids=str,
-)
-def test_advantages_are_those_of_the_naive_loop(how, method):
-    rows, groups, values, present, weights = batch(fails="group_norm" not in method)
-    weights = divided(weights) if how == "divided" else weights
-    settings = GdpoSettings(rewards={"acc": 2.0, "q": 0.5}, rubric_weights=how, **method)
-    rewards, lengths = RewardMatrix.of(rows, settings), [*range(1, 13)]
-    A_B = scalars_of(rewards, rows.counted_B, groups, settings, torch.tensor(lengths)).A_B
-    weights = [[2.0 * of[0], *(0.5 * w for w in of[1:])] for of in weights]
-    of_rows = {"weights": weights, "present": present, "lengths": lengths}
-    assert A_B.tolist() == pytest.approx(oracle.gdpo(values, groups, **of_rows, **method))
-    # verl's score: the weighted sum, to which a missing criterion adds nothing
-    sums = [sum(np.multiply(row, of)) for row, of in zip(values, weights, strict=True)]
-    assert (rewards.values_BK @ [2.0, 0.5]).tolist() == pytest.approx(sums)
-    assert rewards.present_BK[:, 1].tolist() == [n != 6 for n in range(12)]
-
-
-@pytest.mark.parametrize("otherwise", ["zero", "missing"])
-def test_a_condition_holds_for_all_criteria(otherwise):
-    """u has a sample whose criteria cancel, which a condition must change too."""
-    rows, groups, values, present, weights = batch()
-    when = {"reward": "acc", "at_least": 1}
-    settings = GdpoSettings(rewards={"acc": 1.0, "q": {"when": when, "otherwise": otherwise}})
-    A_B = scalars_of(RewardMatrix.of(rows, settings), rows.counted_B, groups, settings).A_B
-    for row, there in zip(values, present, strict=True):
-        if row[0] < 1:
-            row[1:] = [0.0] * 3
-            there[1:] = [otherwise == "zero" and is_there for is_there in there[1:]]
-    expected = oracle.gdpo(values, groups, weights=divided(weights), present=present)
-    assert A_B.tolist() == pytest.approx(expected)
-
-
-def test_a_condition_may_read_the_weighted_sum():
-    rows, *_ = batch()
-    gate = {"when": {"reward": "q", "at_least": 0.5}}
-    rewards = RewardMatrix.of(rows, GdpoSettings(rewards={"acc": gate}))
-    assert rewards.values_BK[:, 0].tolist() == [*(0, 1, 1, 0), *(0, 1, 0, 0), *(0, 1, 1, 0)]
-
-
-@pytest.mark.parametrize("settings", [GdpoSettings(), verl_grpo_settings(GdpoSettings())])
-def test_metrics_have_one_series_for_a_rubric(settings):
-    rows, groups, *_ = batch(fails=False)
-    rewards = RewardMatrix.of(rows, settings)
-    args = rewards, rows.counted_B, groups, np.arange(1, 13), settings, {}
-    metrics = batch_metrics(*args)
-    assert {name.split("/")[1] for name in metrics if "clear" in name or "/0" in name} == set()
-    counts = [2, 2, 1, 2, 3, 3, 3, 1, 1, 1, 1]
-    assert metrics["gdpo/q/criteria"] == pytest.approx(np.mean(counts))
-    assert "gdpo/acc/criteria" not in metrics
-    assert metrics["gdpo/q/mean"] == pytest.approx(np.nanmean(rewards.values_BK[:, 1]) * 12 / 11)
-    assert metrics["gdpo/q/share"] + metrics["gdpo/acc/share"] == pytest.approx(1)
 
 
 def test_ties_and_signals_are_those_of_criteria():
@@ -172,7 +73,7 @@ def test_what_rounding_leaves_of_criteria_that_cancel_is_0():
         (1.0, None, "a rubric returned 1.0"),
         ({"a": 1.0, "b": 1.0}, {"a": 0.0, "b": 0.0}, "of which one is not 0"),
         ({"a": "yes"}, None, "criterion 'a' is 'yes'; expected a finite number"),
-        ({"a": 1.0}, {"a": "2"}, "the weight of criterion 'a' is '2'"),
+        ({"a": 1.0}, {"a": "2"}, "criterion 'a' is '2'; expected a finite number"),
         ({"a": 1.0}, "[]", "the row has the weights {}"),
     ],
 )
@@ -211,7 +112,11 @@ def test_samples_of_a_prompt_have_the_same_criteria_and_weights(other):
 
 @pytest.mark.parametrize(
     ("correlation", "share"),
-    [(0.0, {"as_written": 0.83, "divided": 0.17}), (0.5, {"as_written": 0.95, "divided": 0.42})],
+    [
+        (0.0, {"as_written": 0.83, "divided": 0.17}),
+        (0.5, {"as_written": 0.95, "divided": 0.42}),
+        (0.9, {"as_written": 0.96, "divided": 0.49}),
+    ],
 )
 def test_the_share_of_prompts_with_ten_criteria_beside_those_with_two(correlation, share):
     """Of the squares of A; 1000 prompts of each kind, 8 samples, criteria are normal."""

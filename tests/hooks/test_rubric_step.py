@@ -88,24 +88,35 @@ def trained(queue, folder, overrides, weights=WEIGHTS):
     return dump(trainer, batch), metrics
 
 
-def expected(is_divided=True, **options):
-    """The oracle's advantages by uid."""
+def expected(is_divided=True, gate=None, **options):
+    """The oracle's advantages by uid; `gate`: what a wrong sample gets of the rubric."""
     rewards, groups, present, weights, uids = [], [], [], [], []
     for uid, answers in ANSWERS.items():
         names = ["none", *WEIGHTS[uid]][-3:]
         divisor = sum(map(abs, WEIGHTS[uid].values())) if is_divided else 1
         for n, answer in enumerate(answers):
             values = [answer.get(name) for name in names]
-            rewards.append([float("1" in json.dumps(answer)), *(value or 0 for value in values)])
+            right = "1" in json.dumps(answer)
+            if gate and not right:
+                values = [None if gate == "missing" or v is None else 0.0 for v in values]
+            rewards.append([float(right), *(value or 0 for value in values)])
             present.append([True, *(value is not None for value in values)])
             weights.append([2.0, *(0.5 * WEIGHTS[uid].get(k, 0) / divisor for k in names)])
             groups.append(uid)
             uids.append(f"{uid}_{n}_0")
-    A_B = oracle.gdpo(rewards, groups, present=present, weights=weights, **options)
+    lengths = [2, 3, 4] * 2
+    of_rows = {"present": present, "weights": weights, "lengths": lengths}
+    A_B = oracle.gdpo(rewards, groups, **of_rows, **options)
     return dict(zip(uids, A_B, strict=True))
 
 
+WHEN = "weight: 0.5, when: {reward: right, at_least: 1}"
 GRPO = {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6}
+
+
+def gated(otherwise):
+    """Overrides of conditions, which hold for all criteria; they move the weights too."""
+    return f"++algorithm.gdpo.rewards={{right: 2.0, judge: {{{WHEN}, otherwise: {otherwise}}}}}"
 
 
 @pytest.mark.parametrize(
@@ -113,11 +124,19 @@ GRPO = {"group_norm": "summed", "batch_norm": "none", "eps": 1e-6}
     [
         ("++algorithm.gdpo.eps=1e-4", {}),
         ("++algorithm.gdpo.rubric_weights=as_written", {"is_divided": False}),
-        ("++algorithm.gdpo.batch_norm=none", {"batch_norm": "none"}),
+        ("++algorithm.gdpo.batch_norm=token", {"batch_norm": "token"}),
+        ("++algorithm.gdpo.group_norm=summed", {"group_norm": "summed"}),
+        ("algorithm.norm_adv_by_std_in_grpo=False", {"normalize_by_std": False}),
         ("algorithm.adv_estimator=grpo", GRPO),
+        (gated("zero"), {"gate": "zero"}),
+        (gated("missing"), {"gate": "missing"}),
     ],
 )
 def test_a_step_its_dump_and_replay(queue, tmp_path, entries, capsys, override, options):
+    if "gate" in options:
+        entries = [
+            each.replace(", weight: 2.0", "").replace(", weight: 0.5", "") for each in entries
+        ]
     path, metrics = trained(queue, tmp_path, [*entries, override])
     rows = read_dump(path)
     assert {row["uid"]: row["advantage"] for row in rows} == pytest.approx(
@@ -125,7 +144,9 @@ def test_a_step_its_dump_and_replay(queue, tmp_path, entries, capsys, override, 
     )
     assert rows[2]["rewards"][KEY] == {"clear": [1.0, 3.0], "short": [None, 1.0]}
     assert [name for name in metrics if "clear" in name or "kind" in name] == []
-    assert metrics["gdpo/judge/criteria"] == (2 + 2 + 1 + 3 * 3) / 6
+    if "gate" not in options:
+        assert metrics["gdpo/judge/criteria"] == (2 + 2 + 1 + 3 * 3) / 6
+    assert metrics["gdpo/judge/share"] + metrics["gdpo/right/share"] == pytest.approx(1)
     config = ["--config", str(tmp_path / "config.yaml")]
     assert main([str(path), *config]) == 0
     out = capsys.readouterr().out

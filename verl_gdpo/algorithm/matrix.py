@@ -94,7 +94,7 @@ class RewardMatrix:
         factors = [rubrics[k].weights_NJ if k in rubrics else one_N1 for k in terms]
         factor_BM[counted_B] = np.hstack(factors)
         weights_M = [weights[name] for name in terms for _ in parts[name]]
-        starts_K = np.cumsum([0, *map(len, parts.values())])[:-1]
+        starts_K = np.cumsum([0, *map(len, parts.values())])[:-1].tolist()
         of_all = Terms(values_BM, present_BM, factor_BM * weights_M, starts_K)
         present_BK = of_all.fold(present_BM & (factor_BM != 0)) > 0
         return cls(weights, of_all.fold(values_BM * factor_BM), present_BK, of_all)

@@ -12,14 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_gdpo.algorithm.samples import (
-    BatchRows,
-    RewardError,
-    as_json,
-    as_text,
-    group_of,
-    value_or_error,
-)
+from verl_gdpo.algorithm import samples
+from verl_gdpo.algorithm.samples import BatchRows, RewardError, value_or_error
 from verl_gdpo.algorithm.zero import Bools, Floats
 
 # verl's reward_extra_info has it before a reward's name: {criterion: [value or None, weight]}
@@ -73,6 +67,7 @@ class Terms(NamedTuple):
         return np.add.reduceat(values_BM, self.starts_K, axis=1, dtype=np.float64)
 
     def of_rows(self, rows: Any) -> "Terms":
+        """Return those of some rows."""
         weights = self.weights[rows] if self.weights.ndim == 2 else self.weights
         return Terms(self.values_BM[rows], self.present_BM[rows], weights, self.starts_K)
 
@@ -98,17 +93,14 @@ def criteria_of(values: Any, weights: Any) -> dict[str, list[float | None]]:
             "{criterion: number}, and a weight for each, of which one is not 0"
         )
     return {
-        as_text(name): [
-            value_or_error(values[name], f"criterion {name!r} "),
-            value_or_error(weight, f"the weight of criterion {name!r} "),
-        ]
-        for name, weight in weights.items()
+        samples.as_text(k): [value_or_error(x, f"criterion {k!r} ") for x in (values[k], weight)]
+        for k, weight in weights.items()
     }
 
 
 def as_dumped(name: str, value: Any) -> Any:
     """Return a value of reward_extra_info for JSON; see `as_json`. A rubric is never cut."""
-    return value if name.startswith(RUBRIC_KEY) else as_json(value)
+    return value if name.startswith(RUBRIC_KEY) else samples.as_json(value)
 
 
 def check_rubrics(rows: BatchRows) -> None:
@@ -119,7 +111,8 @@ def check_rubrics(rows: BatchRows) -> None:
             label, criteria = rows.label(row), rows.columns[name][row]
             if isinstance(criteria, Mapping):  # no function failed, nor is it of another source
                 weights = {criterion: pair[1] for criterion, pair in criteria.items()}
-                first, expected = first_of.setdefault((name, group_of(label)), (label, weights))
+                prompt = name, samples.group_of(label)
+                first, expected = first_of.setdefault(prompt, (label, weights))
                 if weights != expected:
                     raise RewardError(
                         f"{label}: rubric {name.removeprefix(RUBRIC_KEY)!r} has the weights "

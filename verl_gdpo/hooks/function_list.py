@@ -11,18 +11,8 @@ from omegaconf import OmegaConf
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
-# all others are options
-RESERVED = (
-    "path",
-    "name",
-    "task",
-    "weight",
-    "sources",
-    "rubric",
-    "on_error",
-    "limited",
-    "required",
-)
+# keys of an entry; all others are options
+OURS = ("path", "name", "task", "weight", "sources", "rubric", "on_error", "limited", "required")
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
 

@@ -30,7 +30,7 @@ from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.function_list import (
     JOINT,
     KEY,
-    RESERVED,
+    OURS,
     check_entry,
     entries_of,
     weights_of_entry,
@@ -143,7 +143,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
     where = f"{KEY}.{name}"
     check_name(name)
     check_entry(where, entry)
-    options = {key: value for key, value in entry.items() if key not in RESERVED}
+    options = {key: value for key, value in entry.items() if key not in OURS}
     if task := entry.get("task"):
         if task not in TASKS:
             raise ValueError(f"{where}.task={task}: unknown{hint(task, [*TASKS])}")
@@ -188,7 +188,7 @@ def _check_signature(where: str, function: Callable[..., Any], options: Mapping[
     if inspect.Parameter.VAR_KEYWORD not in kinds and (foreign := options.keys() - parameters):
         raise ValueError(
             f"{where}: its function takes no {sorted(foreign)}; it takes {[*parameters]}. Of the "
-            f"keys of an entry, {', '.join(RESERVED)} are verl-gdpo's"
+            f"keys of an entry, {', '.join(OURS)} are verl-gdpo's"
         )
     lacking = [
         each.name
@@ -200,7 +200,7 @@ def _check_signature(where: str, function: Callable[..., Any], options: Mapping[
     if lacking:
         raise ValueError(
             f"{where}: its function asks for {lacking}, which nothing gives. It may take "
-            f"{', '.join(ARGUMENTS)}, and what the entry has beside {', '.join(RESERVED)}"
+            f"{', '.join(ARGUMENTS)}, and what the entry has beside {', '.join(OURS)}"
         )
 
 
