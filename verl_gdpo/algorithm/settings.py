@@ -215,7 +215,7 @@ class GdpoSettings(Options):
     """a group leaves as a whole if `on_error: drop` leaves fewer samples of it"""
 
     rubric_weights: Literal["divided", "as_written"] = "divided"
-    """`divided`: weights of a prompt's [criteria](#rubrics) are divided by their sum; or `as_written`"""
+    """weights of a prompt's [criteria](#rubrics): `divided` by their sum, or `as_written`"""
 
     # {reward: (lowest, highest)}, also those that scorers declare
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
