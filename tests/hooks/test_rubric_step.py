@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 
 import oracle
 import pytest
 from memory_queue import MemoryQueue
 from omegaconf import OmegaConf
+from repository import PAGES
 from reward_rows import Tokenizer, row_of
 from v1_step import dump, ours
 from verl_batch import verl_config
@@ -184,6 +186,16 @@ def test_what_the_manager_returns(entries):
     config.transfer_queue.enable = True
     for answer, weights in ((None, WEIGHTS["u"]), ({"clear": 1.0}, None), (1.0, WEIGHTS["u"])):
         assert "expected {criterion: number}" in score(config, answer, weights)["gdpo_error"]
+
+
+def test_the_example_of_the_page(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?def judge.*?)```", PAGES["docs/settings.md"], re.DOTALL)
+    (line,) = re.findall(r"^'(.*rubric: criteria})'$", PAGES["docs/settings.md"], re.MULTILINE)
+    path = tmp_path / "my_rewards.py"
+    path.write_text(f"{block}\n\ndef ask(text, answer):\n    return json.loads(answer)[text]\n")
+    config = verl_config(line.replace("my_rewards.py", str(path)))
+    info = score(config, {"clear": 0.5, "short": 3}, json.dumps(WEIGHTS["u"]))
+    assert info["quality"] == 3 * 0.5 / 4 + 0.25 * 3
 
 
 def test_validation_has_one_series():
