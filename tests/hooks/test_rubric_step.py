@@ -9,7 +9,7 @@ import oracle
 import pytest
 from memory_queue import MemoryQueue
 from omegaconf import OmegaConf
-from repository import PAGES
+from repository import REPO
 from reward_rows import Tokenizer, row_of
 from v1_step import dump, ours
 from verl_batch import verl_config
@@ -189,8 +189,9 @@ def test_what_the_manager_returns(entries):
 
 
 def test_the_example_of_the_page(tmp_path):
-    (block,) = re.findall(r"```python\n(.*?def judge.*?)```", PAGES["docs/settings.md"], re.DOTALL)
-    (line,) = re.findall(r"^'(.*rubric: criteria})'$", PAGES["docs/settings.md"], re.MULTILINE)
+    page = (REPO / "docs" / "settings.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?def judge.*?)```", page, re.DOTALL)
+    (line,) = re.findall(r"^'(.*rubric: criteria})'$", page, re.MULTILINE)
     path = tmp_path / "my_rewards.py"
     path.write_text(f"{block}\n\ndef ask(text, answer):\n    return json.loads(answer)[text]\n")
     config = verl_config(line.replace("my_rewards.py", str(path)))
