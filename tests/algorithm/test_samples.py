@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.algorithm.matrix import RewardMatrix, small_ranges
+from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import (
     ERROR_KEY,
     BatchRows,
@@ -18,6 +18,7 @@ from verl_gdpo.algorithm.samples import (
     value_or_error,
 )
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.statistics import small_ranges
 
 
 def rows_like(*infos, keys=None, sources=None, padding=()):

@@ -24,22 +24,23 @@ def gdpo(
     batch_norm="sample",
     eps=1e-4,
 ):
-    """The advantage of each sample, as a list of floats."""
+    """The advantage of each sample, as a list of floats. Weights may be a row for each sample."""
     n, k = len(rewards), len(rewards[0])
     weights = weights or [1.0] * k
+    weights = weights if isinstance(weights[0], list) else [weights] * n
     present = present or [[True] * k for _ in range(n)]
     valid = valid or [True] * n
     # step 3 is over the samples that have a reward with a weight
     counted = [
-        v and any(p and w != 0 for p, w in zip(there, weights, strict=True))
-        for v, there in zip(valid, present, strict=True)
+        v and any(p and w != 0 for p, w in zip(there, of_row, strict=True))
+        for v, there, of_row in zip(valid, present, weights, strict=True)
     ]
     if group_norm == "summed":
         rewards = [
-            [sum(w * r for w, r, p in zip(weights, row, there, strict=True) if p)]
-            for row, there in zip(rewards, present, strict=True)
+            [sum(w * r for w, r, p in zip(of_row, row, there, strict=True) if p)]
+            for of_row, row, there in zip(weights, rewards, present, strict=True)
         ]
-        present, weights, k = [[True]] * n, [1.0], 1
+        present, weights, k = [[True]] * n, [[1.0]] * n, 1
 
     summed = [0.0] * n
     for group in set(groups):
@@ -51,7 +52,7 @@ def gdpo(
             mean, std = mean_std(values)
             for i in rows:
                 scale = std + eps if normalize_by_std else 1.0
-                summed[i] += weights[j] * (float(rewards[i][j]) - mean) / scale
+                summed[i] += weights[i][j] * (float(rewards[i][j]) - mean) / scale
 
     if batch_norm == "none":
         return summed

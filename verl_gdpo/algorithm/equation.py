@@ -107,7 +107,8 @@ def compute_gdpo_scalars(
 
     Args:
         token_count_B: trained tokens per sample; only batch_norm="token" needs them.
-        weights: K factors on the *normalised* rewards. With None, each is 1.
+        weights: K factors on the *normalised* rewards, or (B, K), equal within a group. With None,
+            each is 1.
         present_BK: False where a reward does not apply. It then contributes 0 and is left out of
             its group's statistics. With None, all rewards are present.
         valid_B: False for padding rows. With None, every row is a real sample.
@@ -135,7 +136,9 @@ def compute_gdpo_scalars(
     (B, K), device, arrived_as = rewards_BK.shape, rewards_BK.device, rewards_BK.dtype
     valid_B = _mask("valid_B", valid_B, (B,), device)
     present_BK = _mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
-    weights_K = _weights(weights, K, device)
+    weights_K = _weights(weights, (B, K), device)
+    if combine is not None and weights_K.ndim == 2:
+        raise ValueError("combine needs the same weights for all samples")
     counted_B = zero.has_a_reward(present_BK, weights_K)
     rewards_BK = _finite(rewards_BK, present_BK)
     precision_K = zero.precision_of(rewards_BK, arrived_as)
@@ -268,12 +271,12 @@ def _finite(rewards_BK: Tensor, present_BK: Tensor) -> Tensor:
     return torch.where(present_BK, rewards_BK, 0.0)
 
 
-def _weights(weights: Any, K: int, device: torch.device) -> Tensor:
-    """Return weights_K in float64, all 1 for None; raise ValueError if they are not K numbers."""
-    weights = [1.0] * K if weights is None else weights
+def _weights(weights: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Return weights_K or weights_BK in float64, all 1 for None; raise ValueError for others."""
+    weights = [1.0] * shape[1] if weights is None else weights
     weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
-    if weights_K.shape != (K,) or not torch.isfinite(weights_K).all():
-        raise ValueError(f"weights: expected {K} finite numbers, got {weights_K.tolist()}")
+    if weights_K.shape not in (shape[1:], shape) or not torch.isfinite(weights_K).all():
+        raise ValueError(f"weights: expected {shape[1]} finite numbers, got {weights_K.tolist()}")
     return weights_K
 
 

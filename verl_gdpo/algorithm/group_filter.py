@@ -103,13 +103,13 @@ def classify_groups(
     batch_wide = settings.combine is not None and settings.combine.name in BATCH_WIDE
     combine = None if batch_wide else settings.combine
     settings = replace(settings, batch_norm="none", combine=combine)
-    z_BK, S_B, _ = scalars_of(rewards, rows.counted_B, group_B, settings)
-    contribution_BK = z_BK.numpy()
+    z_BM, S_B, _ = scalars_of(rewards, rows.counted_B, group_B, settings)
+    contribution_BM = z_BM.numpy()
     if settings.group_norm == "per_reward":
-        contribution_BK = contribution_BK * weights_K
-    signal_B = has_signal(S_B.numpy(), contribution_BK)
+        contribution_BM = contribution_BM * rewards.terms.weights
+    signal_B = has_signal(S_B.numpy(), contribution_BM)
     if batch_wide:
-        signal_B = (contribution_BK != 0).any(axis=1)
+        signal_B = (contribution_BM != 0).any(axis=1)
     # rewards and signal of padding are 0
     count_G = np.bincount(group_B, rows.counted_B)
     mean_G = np.bincount(group_B, rewards.values_BK @ weights_K) / count_G.clip(min=1)

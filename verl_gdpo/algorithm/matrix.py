@@ -1,10 +1,11 @@
 """Looks up the rewards of a batch, checks them, and makes them a matrix.
 
-Shape suffixes: B rows, K rewards.
+Shape suffixes: B rows, K rewards, M terms; see `Terms`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from verl_gdpo.algorithm.equation import GdpoScalars, Options, compute_gdpo_scalars
 from verl_gdpo.algorithm.read_settings import line_of
+from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, Rubric, Terms
 from verl_gdpo.algorithm.samples import (
     ABSENT,
     ROLLOUT_FACTS,
@@ -32,8 +34,16 @@ class RewardMatrix:
     """The K rewards in use, after their conditions; 0 where absent or not counted."""
 
     weights: Mapping[str, float]
-    values_BK: Floats
+    values_BK: Floats  # of a rubric, the weighted sum of its criteria
     present_BK: npt.NDArray[np.bool_]
+    criteria: Terms | None = None  # of a batch with a rubric
+
+    @cached_property
+    def terms(self) -> Terms:
+        """What GDPO normalises: these rewards, or with a rubric its criteria in its place."""
+        weights_K = np.array([*self.weights.values()])
+        rewards = Terms(self.values_BK, self.present_BK, weights_K, range(len(weights_K)))
+        return self.criteria or rewards
 
     @classmethod
     def of(cls, rows: BatchRows, settings: GdpoSettings) -> "RewardMatrix":
@@ -53,20 +63,41 @@ class RewardMatrix:
             raise RewardError("the batch holds no sample, only padding and what on_error=drop took")
         terms = _terms(rows, counted, settings)
         raw = {name: _column(name, rows, counted, settings) for name in terms.names}
+        rubrics = {
+            name: Rubric.of([rows.columns[key][row] for row in counted], settings.rubric_weights)
+            for name in raw
+            if (key := f"{RUBRIC_KEY}{name}") in rows.columns
+        }
+        raw |= {name: rubric.score_N for name, rubric in rubrics.items()}
         for name in raw.keys() & settings.bounds.keys():
             _check_bounds(name, raw[name], settings.bounds[name], rows, counted)
         for row in rows.own_scores.keys() & {*counted}:
             _value("reward_score", rows.own_scores[row], rows, row)
         if settings.rewards is None and (rows.own_scores or "score" in rows.columns):
             _check_scores(rows, counted, raw)
+        parts = {name: [name] for name in terms}
+        for name in rubrics.keys() & terms:
+            criteria = {f"{name}/{j}": of for j, of in enumerate(rubrics[name].values_NJ.T)}
+            raw, parts[name] = raw | criteria, [*criteria]
+        split = WeightedSum({part: terms[name] for name in terms for part in parts[name]})
         if any(term.when for term in terms.values()):
             samples = zip(*map(_with_none, raw.values()), strict=True)
-            gated = [terms.gate(dict(zip(raw, sample, strict=True))) for sample in samples]
-            raw = {name: _with_nan(values[name] for values in gated) for name in terms}
-        values_BK = np.full((len(rows), len(terms)), np.nan)
-        values_BK[counted_B] = np.stack([raw[name] for name in terms], axis=1)
-        present_BK = ~np.isnan(values_BK)
-        return cls(terms.weights_at(rows.step), np.nan_to_num(values_BK), present_BK)
+            gated = [split.gate(dict(zip(raw, sample, strict=True))) for sample in samples]
+            raw = {name: _with_nan(values[name] for values in gated) for name in split}
+        values_BM = np.full((len(rows), len(split)), np.nan)
+        values_BM[counted_B] = np.stack([raw[name] for name in split], axis=1)
+        present_BM, values_BM = ~np.isnan(values_BM), np.nan_to_num(values_BM)
+        weights = terms.weights_at(rows.step)
+        if not rubrics:
+            return cls(weights, values_BM, present_BM)
+        factor_BM, one_N1 = np.zeros_like(values_BM), np.ones((len(counted), 1))
+        factors = [rubrics[k].weights_NJ if k in rubrics else one_N1 for k in terms]
+        factor_BM[counted_B] = np.hstack(factors)
+        weights_M = [weights[name] for name in terms for _ in parts[name]]
+        starts_K = np.cumsum([0, *map(len, parts.values())])[:-1].tolist()
+        of_all = Terms(values_BM, present_BM, factor_BM * weights_M, starts_K)
+        present_BK = of_all.fold(present_BM & (factor_BM != 0)) > 0
+        return cls(weights, of_all.fold(values_BM * factor_BM), present_BK, of_all)
 
     def ranges(self, settings: GdpoSettings) -> dict[str, float]:
         """Return from the lowest to the highest value of each reward: declared, or of these rows.
@@ -100,7 +131,7 @@ def scalars_of(
     settings: GdpoSettings,
     token_count_B: torch.Tensor | None = None,
 ) -> GdpoScalars:
-    """Return z, S and A of each of B rows under `settings`; see `compute_gdpo_scalars`.
+    """Return z_BM, S and A of each of B rows under `settings`; see `compute_gdpo_scalars`.
 
     Args:
         counted_B: True for the rows that count; the other rows get 0.
@@ -115,33 +146,15 @@ def scalars_of(
     except ValueError as error:
         raise RewardError(str(error)) from None
     return compute_gdpo_scalars(
-        rewards.values_BK,
+        rewards.terms.values_BM,
         group_ids,
         token_count_B=token_count_B,
-        weights=list(rewards.weights.values()),
-        present_BK=rewards.present_BK,
+        weights=rewards.terms.weights,
+        present_BK=rewards.terms.present_BM,
         valid_B=counted_B,
         **{option.name: getattr(settings, option.name) for option in fields(Options)},
         combine=combine,
     )
-
-
-def small_ranges(rewards: RewardMatrix, settings: GdpoSettings) -> list[str]:
-    """Return a line on each reward whose range is a tenth or less of another's.
-
-    GRPO lets rewards count by their ranges. Where a variant of gdpo does too, nothing is said.
-    """
-    counts_by_range = settings.group_norm == "summed" or not settings.normalize_by_std
-    if counts_by_range or settings.combine:
-        return []
-    ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
-    other = max(ranges, key=ranges.__getitem__, default="")
-    return [
-        f"{name}: range {size:g}, a tenth or less of {other}'s {ranges[other]:g}; under gdpo, with "
-        "the same weight, it counts as much as the others; its range is no weight"
-        for name, size in ranges.items()
-        if 0 < size <= ranges[other] / 10
-    ]
 
 
 def terms_among(

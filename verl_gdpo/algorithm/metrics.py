@@ -20,6 +20,7 @@ import torch
 from verl_gdpo.algorithm import statistics, zero
 from verl_gdpo.algorithm.equation import VERL_EPS, GdpoScalars, group_index
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.rubrics import Terms
 from verl_gdpo.algorithm.samples import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import unit, within_groups
@@ -81,22 +82,26 @@ def batch_metrics(
     values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
     sources = None if sources is None else [*compress(sources, counted_B.tolist())]
     step = RewardsOfStep([*rewards.weights], values_BK, present_BK, group_B, bounds, sources)
+    terms = rewards.terms.of_rows(rows_B)
     metrics = step.statistics() | step.correlations()
+    counts = zip(step.names, terms.fold(terms.present_BM).T, strict=True)
+    metrics |= {f"{name}/criteria": of[of > 0].mean() for name, of in counts if of.max() > 1}
     if sources is not None:
         metrics |= step.by_source()
     if settings is not None:
         if scalars is None:
             tokens_B = torch.from_numpy(length_B)
             scalars = scalars_of(rewards, counted_B, group_ids, settings, tokens_B)
-        z_BK, S_B, A_B = (scalar.numpy()[rows_B] for scalar in scalars)
-        weights_K = np.array(list(rewards.weights.values()))
-        c_BK = statistics.contributions(z_BK, S_B, values_BK, weights_K, group_B, settings)
-        metrics |= _of_advantage(step, c_BK, S_B, A_B, length_B[rows_B])
-        metrics |= _of_ties(step, weights_K)
+        z_BM, S_B, A_B = (scalar.numpy()[rows_B] for scalar in scalars)
+        c_BM = statistics.contributions(
+            z_BM, S_B, terms.values_BM, terms.weights, group_B, settings
+        )
+        metrics |= _of_advantage(step, terms, c_BM, S_B, A_B, length_B[rows_B])
+        metrics |= _of_ties(terms, group_B)
         if settings.batch_norm != "none":
             times_B = length_B[rows_B] if settings.batch_norm == "token" else 1
-            count_B = zero.has_a_reward(present_BK, weights_K) * times_B
-            metrics |= _of_batch_norm(S_B, c_BK, count_B)
+            count_B = zero.has_a_reward(terms.present_BM, terms.weights) * times_B
+            metrics |= _of_batch_norm(S_B, c_BM, count_B)
     return {f"gdpo/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
@@ -107,12 +112,12 @@ def scoring_metrics(rows: BatchRows) -> dict[str, float]:
 
 
 def _of_advantage(
-    step: "RewardsOfStep", c_BK: Floats, S_B: Floats, A_B: Floats, length_B: Ints
+    step: "RewardsOfStep", terms: Terms, c_BM: Floats, S_B: Floats, A_B: Floats, length_B: Ints
 ) -> Metrics:
     A_B = zero.or_0(A_B)
-    signal_B = zero.has_signal(S_B, c_BK)
+    signal_B = zero.has_signal(S_B, c_BM)
     signal_G = np.bincount(step.group_B, signal_B) > 0
-    c_or_0_BK = np.where(signal_G[step.group_B, None], c_BK, 0.0)
+    c_or_0_BK = terms.fold(np.where(signal_G[step.group_B, None], c_BM, 0.0))
     share_K, energy_K = statistics.shares(c_or_0_BK, S_B)
     metrics: Metrics = {}
     for k, name in enumerate(step.names):
@@ -121,7 +126,7 @@ def _of_advantage(
         has_B = step.present_BK[:, k]
         correlation = statistics.correlation(c_or_0_BK[has_B, k], A_B[has_B])
         metrics[f"{name}/correlation"] = correlation
-    metrics["cancelled"] = (~signal_B & ~zero.is_0(c_BK).all(axis=1)).mean()
+    metrics["cancelled"] = (~signal_B & ~zero.is_0(c_BM).all(axis=1)).mean()
     metrics["no_signal"] = 1 - signal_G.mean()
     metrics |= step.updates_from_low(A_B)
     metrics |= step.groups_by_source("no_signal", ~signal_G, np.ones_like(signal_G))
@@ -130,8 +135,8 @@ def _of_advantage(
     return metrics
 
 
-def _of_ties(step: "RewardsOfStep", weights_K: Floats) -> Metrics:
-    of_rewards = step.values_BK, step.present_BK, weights_K, step.group_B
+def _of_ties(terms: Terms, group_B: Ints) -> Metrics:
+    of_rewards = *terms[:3], group_B
     exact = statistics.advantages_without_eps(*of_rewards)
     tied = statistics.tied_pairs(exact, *of_rewards)
     metrics: Metrics = {}

@@ -214,6 +214,9 @@ class GdpoSettings(Options):
     min_group: Annotated[int, Field(ge=1)] = 2
     """a group leaves as a whole if `on_error: drop` leaves fewer samples of it"""
 
+    rubric_weights: Literal["divided", "as_written"] = "divided"
+    """weights of a prompt's [criteria](#rubrics): `divided` by their sum, or `as_written`"""
+
     # {reward: (lowest, highest)}, also those that scorers declare
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     # with the rewards that are left out

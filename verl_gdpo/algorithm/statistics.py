@@ -1,6 +1,7 @@
 """Statistics of rewards and advantages as pure functions; `metrics.py` gives them names.
 
 Shape suffixes: B samples, K rewards, G groups, numbered from 0. Samples are the rows that count.
+`weights_K` may be (B, K).
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 
 from verl_gdpo.algorithm import zero
 from verl_gdpo.algorithm.equation import normalize_groups
+from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Bools, Floats, Ints
 
@@ -107,9 +109,9 @@ def advantages_without_eps(
     Args:
         group_B: numbered from 0.
     """
-    K = len(weights_K)
+    K = values_BK.shape[1]
     # K + 1 columns, each in one piece of memory: numpy is slow at rows of few numbers
-    with_sum_BK = np.vstack([values_BK.T, values_BK @ weights_K]).T
+    with_sum_BK = np.vstack([values_BK.T, (values_BK * weights_K).sum(axis=1)]).T
     rewards_BK = torch.from_numpy(zero.without_last_digits(with_sum_BK))
     there_BK = torch.from_numpy(np.hstack([present_BK, np.ones_like(present_BK[:, :1])]))
     group = torch.from_numpy(group_B)
@@ -123,7 +125,7 @@ def advantages_without_eps(
         S_B = zero.sum_without_rounding(S_B, weights_K, group, own, precision_K[columns])
         return zero.to_6_decimals(S_B.numpy())
 
-    return S_of(slice(K), scaled_K), S_of(slice(K, None), torch.ones_like(scaled_K[:1]))
+    return S_of(slice(K), scaled_K), S_of(slice(K, None), torch.ones(1, dtype=torch.float64))
 
 
 def tied_pairs(
@@ -143,8 +145,8 @@ def tied_pairs(
     """
     order = np.argsort(group_B, kind="stable")
     group_B, A_BE = group_B[order], [A_B[order] for A_B in advantages]
-    used_K = weights_K != 0
-    columns = [*values_BK[order][:, used_K].T, *present_BK[order][:, used_K].T]
+    used_BK = present_BK & (weights_K != 0)
+    columns = [*(values_BK * used_BK)[order].T, *used_BK[order].T]
     columns = [column for column in columns if column.min() < column.max()]
     different, tied_E = 0, [0] * len(A_BE)
     for apart in range(1, int(np.bincount(group_B).max())):  # two rows of the sorted batch
@@ -156,6 +158,24 @@ def tied_pairs(
         for e, A_B in enumerate(A_BE):
             tied_E[e] += np.count_nonzero(differ & (A_B[apart:] == A_B[:-apart]))
     return [tied / different if different else None for tied in tied_E]
+
+
+def small_ranges(rewards: RewardMatrix, settings: GdpoSettings) -> list[str]:
+    """Return a line on each reward whose range is a tenth or less of another's.
+
+    GRPO lets rewards count by their ranges. Where a variant of gdpo does too, nothing is said.
+    """
+    counts_by_range = settings.group_norm == "summed" or not settings.normalize_by_std
+    if counts_by_range or settings.combine:
+        return []
+    ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
+    other = max(ranges, key=ranges.__getitem__, default="")
+    return [
+        f"{name}: range {size:g}, a tenth or less of {other}'s {ranges[other]:g}; under gdpo, with "
+        "the same weight, it counts as much as the others; its range is no weight"
+        for name, size in ranges.items()
+        if 0 < size <= ranges[other] / 10
+    ]
 
 
 def mean_and_std(S_B: Floats, count_B: npt.NDArray[Any] | None = None) -> tuple[float, float]:

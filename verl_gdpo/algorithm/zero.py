@@ -88,19 +88,23 @@ def sum_without_rounding(
 
     Only what cancels can be rounding. So where one reward alone varies in a group, its values are
     taken at their word, whatever their format: two of them differ because the scorer meant it.
+    `weights_K` may be (B, K).
     """
-    varies_GK = ranges.varies_GK
-    cancels_G = (varies_GK & (weights_K != 0)).sum(dim=1) > 1
+    varies_GK, weights_GK = ranges.varies_GK, weights_K.abs()
+    if weights_K.ndim == 2:
+        index_BK, none_GK = group_B[:, None].expand_as(weights_K), torch.zeros_like(ranges.low_GK)
+        weights_GK = none_GK.scatter_reduce_(0, index_BK, weights_GK, "amax")
+    cancels_G = (varies_GK & (weights_GK != 0)).sum(dim=1) > 1
     precision_GK = torch.where(cancels_G[:, None], precision_K, EPS64)
     # errors relative to the largest value: precision / 2 each for r and its mean, and EPS64 / 2
     # for each term of the sums over n values and over K rewards
-    terms_GK = ranges.count_GK + len(weights_K)
+    terms_GK = ranges.count_GK + weights_K.shape[-1]
     largest_GK = torch.maximum(ranges.high_GK, -ranges.low_GK)
     rounding_GK = (precision_GK + terms_GK * EPS64 / 2) * largest_GK
     # at most a quarter of the range, so that one varying reward alone never counts as rounding
     rounding_GK = torch.minimum(rounding_GK, (ranges.high_GK - ranges.low_GK) / 4)
     rounding_GK = torch.where(varies_GK, rounding_GK / ranges.scale_GK, 0.0)
-    rounding_G = (rounding_GK * weights_K.abs()).sum(dim=1)
+    rounding_G = (rounding_GK * weights_GK).sum(dim=1)
     return torch.where(S_B.abs() <= rounding_G[group_B], 0.0, S_B)
 
 

@@ -273,6 +273,11 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
                 f"{FUNCTIONS}.{name}.on_error={on_error}: {why}, so a sample without this reward "
                 "would count as a bad one. Set on_error=stop"
             )
+        if entry.get("rubric") and settings.combine:
+            yield (
+                f"{FUNCTIONS}.{name}.rubric={entry['rubric']} with algorithm.gdpo.combine="
+                f"{settings.combine.name}: it takes the same rewards of all prompts. Leave one out"
+            )
     if entries_of(config) and not uses_gdpo_manager(config):
         yield (
             f"{FUNCTIONS} with reward.reward_manager.name={config.reward.reward_manager.name}: "

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
-# all others are options
 KINDS = ("path", "task", "judge")  # an entry has one of them
-RESERVED = (*KINDS, "name", "weight", "sources", "on_error", "limited", "group", "required")
+OF_CALL = ("name", "sources", "rubric", "group", "limited", "on_error", "required")
+RESERVED = (*KINDS, "weight", *OF_CALL)  # all others are options
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
 PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
@@ -42,6 +42,11 @@ def check_entry(where: str, entry: Mapping[str, Any]) -> None:
         )
     if (on_error := entry.get("on_error", "stop")) not in ON_ERROR:
         raise ValueError(f"{where}.on_error={on_error}: expected one of {', '.join(ON_ERROR)}")
+    if (rubric := entry.get("rubric")) and "" not in weights_of_entry("", entry):
+        raise ValueError(
+            f"{where}.rubric={rubric}: got weight={entry['weight']}; expected a number or schedule "
+            "for all criteria. Their own weights come with the row: rubric=KEY_OF_EXTRA_INFO"
+        )
     if isinstance(entry.get("sources"), str):
         raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")
 
@@ -60,8 +65,8 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_without_v1(config: Any) -> None:
     """Raise ValueError for a function that only verl's V1 trainers can have."""
     for name, entry in entries_of(config).items():
-        for key, value in (("on_error", "drop"), ("group", True)):
-            if entry.get(key) == value:
+        for key, value in entry.items():
+            if (key, value) == ("on_error", "drop") or (key in ("group", "rubric") and value):
                 raise ValueError(
                     f"{KEY}.{name}.{key}={value}: only the V1 trainers of verl.trainer.main_ppo "
                     "can have it (trainer.use_v1=True)"

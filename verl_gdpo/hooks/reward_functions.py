@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, criteria_of
 from verl_gdpo.algorithm.samples import (
     DROPPED,
     FAILED,
@@ -63,6 +64,7 @@ class ListedFunction:
         sample is dropped ("drop").
     is_limited: whether the limits of requests hold for it.
     is_group: whether it gets all samples of a group at once.
+    rubric: whether it returns criteria, or the key of the row's extra_info with their weights.
     """
 
     name: str
@@ -74,6 +76,7 @@ class ListedFunction:
     on_error: str = "stop"
     is_limited: bool = False
     is_group: bool = False
+    rubric: bool | str = False
 
     @property
     def takes_limits(self) -> bool:
@@ -85,8 +88,12 @@ class ListedFunction:
 
     async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: value} for a row, of which `row` has all that a function may take."""
-        result = row[OF_GROUP](self, run) if self.is_group else run(self, self.call(row))
-        return self.named(await result)
+        result = await (row[OF_GROUP](self, run) if self.is_group else run(self, self.call(row)))
+        if not self.rubric:
+            return self.named(result)
+        weights = None if self.rubric is True else row["extra_info"].get(self.rubric, {})
+        # the manager adds them up
+        return {self.name: None, f"{RUBRIC_KEY}{self.name}": criteria_of(result, weights)}
 
     async def rewards_or_none(
         self, run: Run, row: Mapping[str, Any]
@@ -170,6 +177,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
         on_error=entry.get("on_error", "stop"),
         is_limited=is_limited(entry),
         is_group=bool(entry.get("group", False)),
+        rubric=entry.get("rubric", False),
     )
 
 
@@ -212,7 +220,7 @@ def _check_signature(
     if inspect.Parameter.VAR_KEYWORD not in kinds and (foreign := options.keys() - parameters):
         raise ValueError(
             f"{where}: its function takes no {sorted(foreign)}; it takes {[*parameters]}. Of the "
-            f"keys of an entry, {', '.join(RESERVED)} are verl-gdpo's"
+            f"keys of an entry, {', '.join(OURS)} are verl-gdpo's"
         )
     lacking = [
         each.name

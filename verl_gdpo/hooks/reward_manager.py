@@ -10,6 +10,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 import reprlib
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -21,12 +22,12 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, Rubric, as_dumped
 from verl_gdpo.algorithm.samples import (
     ERROR_KEY,
     NOTES_KEY,
     ROLLOUT_FACTS,
     RowNames,
-    as_json,
     check_name,
     is_number,
     may_be_meant,
@@ -232,6 +233,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         info = dict(result) if isinstance(result, Mapping) else {"acc": result}
         for name in info:
             check_name(name)
+            if name.startswith(RUBRIC_KEY):
+                score = float(Rubric.of([info[name]], self.settings.rubric_weights).score_N[0])
+                info[name.removeprefix(RUBRIC_KEY)] = None if math.isnan(score) else score
         if (names := self._source(data_source).names) is not None:
             info = names.named(info)
         if self.settings.rewards is None and _is_lone_score(info):
@@ -248,7 +252,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             _check_sum(info, terms)
         score = terms.score(info, step)
         # values that Ray cannot send would fail the session, and the trainer would not notice
-        plain = {name: as_json(value) for name, value in info.items()}
+        plain = {name: as_dumped(name, value) for name, value in info.items()}
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
 
     def _say_what_is_dropped(self, info: Mapping[str, Any]) -> None:

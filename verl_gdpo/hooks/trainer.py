@@ -25,7 +25,8 @@ import verl
 from omegaconf import OmegaConf
 
 import verl_gdpo
-from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, NOTES_KEY, as_json, as_numbers_or_text
+from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, as_dumped
+from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, NOTES_KEY, as_numbers_or_text
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.before_training import (
     check_reward_workers,
@@ -231,7 +232,7 @@ def dump_generations(
         columns = {**columns, **record.dump_rows.columns(columns["uid"])}
     else:  # validation
         columns = {
-            str(name): [*map(as_json, values)]
+            str(name): [as_dumped(str(name), value) for value in values]
             for name, values in columns.items()
             if name not in (NOTES_KEY, AGENT_SCORE_KEY)
         }
@@ -252,7 +253,7 @@ def update_validation_metrics(
     infos = {
         name: as_numbers_or_text(column)
         for name, column in infos.items()
-        if name not in (NOTES_KEY, AGENT_SCORE_KEY)
+        if not str(name).startswith((NOTES_KEY, AGENT_SCORE_KEY, RUBRIC_KEY))
     }
     if expected := kwargs.get("expected_acc_counts"):  # since verl 0.9.1
         # verl takes a missing `acc` for a session that failed, and counts it as 0

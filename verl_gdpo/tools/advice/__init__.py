@@ -44,7 +44,9 @@ def describe(evidence: Evidence) -> Description:
         keeps = "With these weights, each reward has under GDPO the share that it has under GRPO:"
     columns = evidence.ranges.items(), *map(_shares, evidence.updates)
     rows = [[name, f"{size:.3g}", *of] for (name, size), *of in zip(*columns, strict=True)]
-    return Description(rows, [orders, keeps], _override(evidence, weights_K))
+    rubric = "A rubric counts here as one reward; GDPO normalises each of its criteria."
+    sentences = [*[rubric] * evidence.has_rubric, orders, keeps]
+    return Description(rows, sentences, _override(evidence, weights_K))
 
 
 def _shares(update: Update) -> list[str]:

@@ -74,6 +74,7 @@ class Evidence:
 
     def __init__(self, steps: Sequence[StepRewards], settings: GdpoSettings) -> None:
         self.settings = settings
+        self.has_rubric = any(step[0].criteria for step in steps)
         weights = pd.DataFrame([step[0].weights for step in steps]).mean().loc[lambda w: w != 0]
         tables = pd.concat([_table(*step) for step in steps], keys=range(len(steps)))
         values = tables.sort_index()[weights.index]

@@ -35,10 +35,11 @@ ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/es
 }
 COMPUTED = ("gdpo", "grpo")  # estimators
 # an arm changes how rewards are normalised; these keys of `gdpo` keep their values from the run
-KEPT_BY_ARMS_IN_GDPO = ("rewards", "eps")
+KEPT_BY_ARMS_IN_GDPO = ("rewards", "rubric_weights", "eps")
 # the keys that replay's grpo reads; its gdpo also reads everything in `algorithm.gdpo`
 READ = ("adv_estimator", "norm_adv_by_std_in_grpo", "gdpo_reward_keys", "gdpo_reward_weights")
-READ_BY_GRPO = (*(f"algorithm.{key}" for key in READ), "algorithm.gdpo.rewards")
+OF_SUM = ("rewards", "rubric_weights")
+READ_BY_GRPO = (*(f"algorithm.{k}" for k in READ), *(f"algorithm.gdpo.{k}" for k in OF_SUM))
 READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS))
 
 

@@ -52,8 +52,7 @@ class StepAdvantages:
         std = std_or_0(A_B)
         scaled_B = A_B / std if std else np.full_like(A_B, A_B.mean())
         active_G: Bools = np.bincount(group_B, is_apart(scaled_B)) > 0
-        values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
-        weights_K = np.array(list(rewards.weights.values()))
+        terms = rewards.terms.of_rows(rows_B)
         rounded_B = np.round(scaled_B / SAME_STD)
         return cls(
             A_B=A_B,
@@ -61,7 +60,7 @@ class StepAdvantages:
             std=std,
             trained_B=active_G[group_B],
             silent_groups=float(1 - active_G.mean()),
-            ties=tied_pairs([rounded_B], values_BK, present_BK, weights_K, group_B)[0],
+            ties=tied_pairs([rounded_B], *terms[:3], group_B)[0],
         )
 
     def correlation(self, other: "StepAdvantages") -> float | None:

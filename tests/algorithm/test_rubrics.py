@@ -1,0 +1,131 @@
+"""Criteria that differ from prompt to prompt: the matrix, its metrics, and what division does."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from verl_gdpo.algorithm import zero
+from verl_gdpo.algorithm.equation import compute_gdpo_scalars
+from verl_gdpo.algorithm.group_filter import classify_groups
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import batch_metrics
+from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, as_dumped, check_rubrics, criteria_of
+from verl_gdpo.algorithm.samples import BatchRows, RewardError
+from verl_gdpo.algorithm.settings import GdpoSettings
+
+KEY = f"{RUBRIC_KEY}q"
+
+
+def test_ties_and_signals_are_those_of_criteria():
+    """GRPO ties samples whose criteria have one sum; opposite criteria leave only what eps does."""
+    pairs = [
+        {"a": 1.0, "b": 0.0, "c": 0.0},
+        {"a": 0.0, "b": 1.0, "c": 0.0},
+        {"a": 0, "b": 0, "c": 1},
+    ]
+    samples = [*pairs, {"a": 0.0, "b": 0.0, "c": 0.0}]
+    infos = [{"q": None, KEY: criteria_of(of, {"a": 1, "b": 1, "c": 1})} for of in samples]
+    infos[2][KEY]["c"][0] = 2.0
+    infos += [
+        {"q": None, KEY: criteria_of({"a": n, "b": 2 * n}, {"a": 1, "b": -1})} for n in (0, 1)
+    ]
+    keys, groups = [f"{u}_{n}_0" for u, n in zip("uuuuvv", range(6), strict=True)], [*"uuuuvv"]
+    rows, settings = BatchRows.from_keys(keys, infos, ["d"] * 6, [False] * 6), GdpoSettings()
+    rewards = RewardMatrix.of(rows, settings)
+    metrics = batch_metrics(rewards, rows.counted_B, groups, np.ones(6, int), settings, {})
+    # of 7 pairs, GRPO ties a with b; GDPO ties those of a, b and c, and that of v
+    assert metrics["gdpo/tied_pairs_grpo"] == pytest.approx(1 / 7)
+    assert metrics["gdpo/tied_pairs_gdpo"] == pytest.approx(4 / 7)
+    assert metrics["gdpo/no_signal"] == 0.5
+    assert classify_groups(rows, groups, settings, None) == {"u": None, "v": -0.25}
+
+
+def test_weights_of_rows_are_checked_and_have_no_variants():
+    with pytest.raises(ValueError, match="combine needs the same weights for all samples"):
+        compute_gdpo_scalars([[1.0]], ["u"], weights=[[1.0]], combine=lambda *_: None)
+    with pytest.raises(ValueError, match="weights: expected 1 finite"):
+        compute_gdpo_scalars([[1.0]], ["u"], weights=[[1.0], [1.0]])
+
+
+def test_what_rounding_leaves_of_criteria_that_cancel_is_0():
+    """The same values with the signs of a rubric's weights, beside a group of other weights."""
+    rewards, weights = (
+        [[0.1, 0.3], [0.7, 0.9], [0.1, 0.3], [0.7, 0.9]],
+        [[1.0, -1.0]] * 2 + [[1.0, 0.0]] * 2,
+    )
+    S_B = compute_gdpo_scalars(rewards, [*"uuvv"], weights=weights, batch_norm="none").S_B
+    assert S_B[:2].tolist() == [0, 0] and S_B[2] < -0.7
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zero, "EPS64", 0.0)
+        S_B = compute_gdpo_scalars(rewards, [*"uuvv"], weights=weights, batch_norm="none").S_B
+        assert S_B[:2].any()  # so the numbers do leave something
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "message"),
+    [
+        ({"a": 1.0}, {"b": 1.0}, r"a rubric returned {'a': 1.0}, and the row has the weights {'b'"),
+        ({"a": 1.0}, {}, "the row has the weights {}"),
+        ({}, None, "a rubric returned {}"),
+        (1.0, {"a": 1.0}, "a rubric returned 1.0"),
+        (1.0, None, "a rubric returned 1.0"),
+        ({"a": 1.0, "b": 1.0}, {"a": 0.0, "b": 0.0}, "of which one is not 0"),
+        ({"a": "yes"}, None, "criterion 'a' is 'yes'; expected a finite number"),
+        ({"a": 1.0}, {"a": "2"}, "criterion 'a' is '2'; expected a finite number"),
+        ({"a": 1.0}, "[]", "the row has the weights {}"),
+    ],
+)
+def test_what_is_no_rubric_is_refused(values, weights, message):
+    with pytest.raises(ValueError, match=message):
+        criteria_of(values, weights)
+
+
+def test_weights_may_be_json_or_have_the_gaps_of_parquet():
+    expected = {"a": [1.0, 2.0], "b": [None, 1.0]}
+    for weights in ({"a": 2, "b": 1, "of another prompt": None}, json.dumps({"a": 2, "b": 1})):
+        assert criteria_of({"a": True, "b": None}, weights) == expected
+
+
+def test_a_long_rubric_is_dumped_whole():
+    criteria = criteria_of({f"{n} {'x' * 200}": 1.0 for n in range(100)}, None)
+    assert as_dumped(KEY, criteria) is criteria
+    assert isinstance(as_dumped("q__why", {"a": "x" * 20_000}), str)
+
+
+@pytest.mark.parametrize("other", [{"a": 1, "b": 2}, {"a": 1}, {"a": 1, "c": 1}])
+def test_samples_of_a_prompt_have_the_same_criteria_and_weights(other):
+    def rows(*keys):
+        infos = [{"q": 1.0, KEY: criteria_of(dict.fromkeys(of, 1), of)} for of in (same, other)]
+        infos.append({"q": None})
+        return BatchRows.from_keys([*keys, "u_7_0"], infos, [""] * 3, [False] * 3)
+
+    same = {"a": 1, "b": 1}
+    check_rubrics(rows("u_0_0", "v_0_0"))
+    check_rubrics(replace(rows("u_0_0", "u_1_0"), is_padding_B=np.array([False, True, False])))
+    with pytest.raises(
+        RewardError, match=r"u_1_0: rubric 'q' has the weights .*, expected .* of u_0_0"
+    ):
+        check_rubrics(rows("u_0_0", "u_1_0"))
+
+
+@pytest.mark.parametrize(
+    ("correlation", "share"),
+    [
+        (0.0, {"as_written": 0.83, "divided": 0.17}),
+        (0.5, {"as_written": 0.95, "divided": 0.42}),
+        (0.9, {"as_written": 0.96, "divided": 0.49}),
+    ],
+)
+def test_the_share_of_prompts_with_ten_criteria_beside_those_with_two(correlation, share):
+    """Of the squares of A; 1000 prompts of each kind, 8 samples, criteria are normal."""
+    random, n = np.random.default_rng(0), 8
+    own, common = random.normal(size=(16_000, 10)), random.normal(size=(16_000, 1))
+    values = np.sqrt(1 - correlation) * own + np.sqrt(correlation) * common
+    count = np.repeat([10, 2], 8000)[:, None]
+    is_there, groups = np.arange(10) < count, np.repeat(np.arange(2000), n)
+    for how, expected in share.items():
+        weights = is_there / count if how == "divided" else is_there * 1.0
+        A_B = compute_gdpo_scalars(values, groups, weights=weights).A_B.numpy()
+        assert (A_B[:8000] ** 2).sum() / (A_B**2).sum() == pytest.approx(expected, abs=0.01)
