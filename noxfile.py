@@ -32,6 +32,9 @@ WITHOUT_HASH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 nox.options.default_venv_backend = "none"
 nox.options.reuse_venv = "yes"
 
+HIDDEN = shutil.ignore_patterns(
+    ".*", "__pycache__", "build", "data", "dist", "runs", "outputs", "*.egg-info"
+)
 OWN = "virtualenv"  # of a session that has an environment of its own
 JUNIT = ("tests", "failures", "errors", "skipped")
 
@@ -410,6 +413,71 @@ def wheel(session: nox.Session) -> Counts:
     return Counter(passed=5)  # commands of the wheel
 
 
+GITHUB_SCHEMAS = {
+    "workflows": "workflows/*.yml",
+    "issue-forms": "ISSUE_TEMPLATE/[!c]*.yml",
+    "issue-config": "ISSUE_TEMPLATE/config.yml",
+}
+# what an installation has without any extra
+INSTALLED = """
+import verl_gdpo
+from verl_gdpo.tools import RECIPES
+policy = RECIPES.parent / "cpu" / "tool_rl_policy" / "model.safetensors"
+assert policy.exists() and (RECIPES / "train.yaml").exists(), RECIPES
+assert "site-packages" in str(RECIPES), RECIPES
+"""
+
+
+@nox.session(default=False, venv_backend=OWN)
+@recorded(".github/", "pyproject.toml", "MANIFEST.in", "README.md", "verl_gdpo/__init__.py")
+def package(session: nox.Session) -> Counts:
+    """Builds in dist/ what an index gets, and runs it in empty Pythons of 3.10 to 3.12.
+
+    A Python that uv cannot find counts as skipped. The workflows that publish are checked too.
+    """
+    session.install("twine==7.0.0", "uv==0.13.9", "zizmor==1.32.0", "check-jsonschema==0.39.0")
+    session.run("zizmor", "--offline", ".github")
+    check = ("check-jsonschema", "--builtin-schema")
+    session.run(*check, "vendor.dependabot", ".github/dependabot.yml")
+    for schema, pattern in GITHUB_SCHEMAS.items():
+        session.run(*check, f"vendor.github-{schema}", *map(str, Path(".github").glob(pattern)))
+    source, dist = Path(session.create_tmp()) / "source", ROOT / "dist"
+    for folder in (source, dist):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT, source, ignore=HIDDEN)
+    readme, init = source / "README.md", (source / "verl_gdpo/__init__.py").read_text()
+    version, address = re.findall(r'^(?:__version__|ADDRESS) = "(.*?)"', init, re.M)
+    readme.write_text(with_absolute_links(readme.read_text(), address, version))
+    session.run("uv", "build", "--quiet", "--out-dir", str(dist), str(source))
+    files = sorted(map(str, dist.glob("verl_gdpo-*")))
+    session.run("twine", "check", "--strict", *files)
+    counts: Counts = Counter()
+    for python in ("3.10", "3.11", "3.12"):
+        find = ("uv", "python", "find", python)
+        found = session.run(*find, success_codes=(0, 2), silent=True) or ""
+        if not Path(found.strip()).is_file():
+            session.log(f"Python {python} is not here, so it was not tried: {found}")
+            counts["skipped"] += 1
+            continue
+        empty = ("uv", "run", "--isolated", "--no-project", "--directory", str(dist))
+        for file in files:
+            run = (*empty, "--python", python, "--with", file)
+            session.run(*run, "verl-gdpo", "--version")
+            session.run(*run, "python", "-c", INSTALLED)
+            counts["passed"] += 1
+    return counts
+
+
+def with_absolute_links(text: str, address: str, version: str) -> str:
+    """Return the README for an index, which has none of our files; as it is without an address."""
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link[1].startswith("!") else "blob"
+        return f"{link[1]}({address}/{kind}/v{version}/{link[2]})"
+
+    return re.sub(r"(!?\[[^]]*\])\((?!https?:|#)([^)]+)\)", absolute, text) if address else text
+
+
 @nox.session(default=False)
 @recorded(
     "tests/algorithm/",
@@ -443,8 +511,7 @@ def mutmut(session: nox.Session) -> Counts:
     """
     copy = ROOT / ".nox" / "mutmut-copy"
     shutil.rmtree(copy, ignore_errors=True)
-    hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
-    shutil.copytree(ROOT, copy, ignore=hidden)
+    shutil.copytree(ROOT, copy, ignore=HIDDEN)
     with_decorators_below(copy / "verl_gdpo" / "algorithm" / "equation.py")
     python = shared_python()
     # what it needs too comes in the versions of the environment
