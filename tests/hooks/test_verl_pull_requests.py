@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from repository import REPO
-
 import verl
+from repository import REPO
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
 PATCHES = REPO / "contrib" / "verl_pull_requests"
