@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shlex
 import subprocess
+from pathlib import Path
 
 from quick_composition import compose_quickly
 from repository import REPO
@@ -26,7 +27,7 @@ def test_the_recipe_composes(tmp_path, monkeypatch):
     assert check[1] == "check" and training[1:3] == ["-m", "verl.trainer.main_ppo"]
     assert check[2:] == training[3:] and check[-1] == str(RECIPE)
     _, folder, _, name, *overrides = check[2:-1]
-    config = compose_quickly(folder, name, overrides)
+    config = compose_quickly(Path(folder), name, overrides)
     assert config.trainer.nnodes == 2 and config.reward.reward_manager.name == "gdpo"
     file = importlib.util.spec_from_file_location("r", config.reward.custom_reward_function.path)
     rewards = importlib.util.module_from_spec(file)

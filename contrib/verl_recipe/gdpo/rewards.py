@@ -1,4 +1,4 @@
-"""Two rewards for GSM8K: the answer is right, and it stands where verl's own strict scorer looks."""
+"""Two rewards for GSM8K: the answer is right, and it stands in the form that verl asks for."""
 
 from verl.utils.reward_score.gsm8k import extract_solution
 
