@@ -468,6 +468,61 @@ def package(session: nox.Session) -> Counts:
     return counts
 
 
+# in the form of mkdocs, which zensical reads; the navigation is the README's list of pages
+SITE = {
+    "site_name": "verl-gdpo",
+    "docs_dir": "pages",
+    "theme": {
+        "name": "material",
+        "font": False,  # nothing is fetched from elsewhere
+        "features": ["content.code.copy", "navigation.footer", "navigation.sections"],
+    },
+    "markdown_extensions": [
+        *("attr_list", "md_in_html", "tables", "pymdownx.highlight", "pymdownx.superfences"),
+        {
+            "toc": {
+                "permalink": True,
+                "slugify": {"object": "pymdownx.slugs.slugify", "kwds": {"case": "lower"}},
+            }
+        },
+    ],
+}
+
+
+@nox.session(default=False, venv_backend=OWN)
+@recorded("docs/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+def site(session: nox.Session) -> Counts:
+    """Makes a site of the README and of all pages to which its links lead, with a search."""
+    session.install("zensical==0.0.73")  # newer ones ask for a package that PyPI lacks
+    folder = Path(session.create_tmp()) / "site"
+    shutil.rmtree(folder, ignore_errors=True)
+    copied, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        copied.add(page)
+        copy = folder / "pages" / page.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, copy)
+        if page.suffix == ".md":
+            links = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text())
+            todo += {(page.parent / link).resolve() for link in links} - copied - {*todo}
+    listed = (ROOT / "README.md").read_text().split("\n## Where to read on\n")[1].split("\n## ")[0]
+    sections = re.findall(r"^- \*\*(.+?)\*\*(.*)$", listed, re.M)
+    nav = [
+        {name: [{title: page} for title, page in re.findall(r"\[(.+?)\]\((.+?)\)", links)]}
+        for name, links in sections
+    ]
+    config = folder / "mkdocs.yml"
+    config.write_text(json.dumps({**SITE, "nav": [{"verl-gdpo": "README.md"}, *nav]}))
+    session.run("zensical", "build", "--strict", "--config-file", str(config))
+    pages = sum(page.suffix == ".md" for page in copied)
+    built = len([*(folder / "site").rglob("index.html")])
+    if built != pages:
+        session.error(f"{pages} pages became {built}")
+    session.log(f"open {folder / 'site' / 'index.html'}")
+    return Counter(passed=pages)
+
+
 def with_absolute_links(text: str, address: str, version: str) -> str:
     """Return the README for an index, which has none of our files; as it is without an address."""
 
