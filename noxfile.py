@@ -405,6 +405,7 @@ def wheel(session: nox.Session) -> Counts:
     return Counter(passed=len(commands.splitlines()))
 
 
+STATED = r'^(?:__version__|ADDRESS) = "(.*?)"'
 GITHUB_SCHEMAS = {
     "workflows": "workflows/*.yml",
     "issue-forms": "ISSUE_TEMPLATE/[!c]*.yml",
@@ -421,7 +422,14 @@ assert "site-packages" in str(RECIPES), RECIPES
 
 
 @nox.session(default=False, venv_backend=OWN)
-@recorded(".github/", "pyproject.toml", "MANIFEST.in", "README.md", "verl_gdpo/__init__.py")
+@recorded(
+    ".github/",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "verl_gdpo/__init__.py",
+    "verl_gdpo/terminal.py",
+)
 def package(session: nox.Session) -> Counts:
     """Builds in dist/ what an index gets, and runs it in empty Pythons of 3.10 to 3.12.
 
@@ -437,8 +445,9 @@ def package(session: nox.Session) -> Counts:
     for folder in (source, dist):
         shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT, source, ignore=HIDDEN)
-    readme, init = source / "README.md", (source / "verl_gdpo/__init__.py").read_text()
-    version, address = re.findall(r'^(?:__version__|ADDRESS) = "(.*?)"', init, re.M)
+    readme, package = source / "README.md", source / "verl_gdpo"
+    init, terminal = ((package / f"{name}.py").read_text() for name in ("__init__", "terminal"))
+    (version,), (address,) = re.findall(STATED, init, re.M), re.findall(STATED, terminal, re.M)
     readme.write_text(with_absolute_links(readme.read_text(), address, version))
     session.run("uv", "build", "--quiet", "--out-dir", str(dist), str(source))
     files = sorted(map(str, dist.glob("verl_gdpo-*")))

@@ -6,7 +6,6 @@ Importing this package loads neither torch nor verl. verl loads `verl_gdpo.plugi
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-ADDRESS = ""  # of the public repository; empty: there is none, and no index has the package
 REQUIRED_VERL = ">=0.9.dev0"  # older ones are refused; as in pyproject.toml
 SUPPORTED_VERL = f"{REQUIRED_VERL},<=0.10.dev0"  # newer ones are refused if they lack a name
 __all__ = ["REQUIRED_VERL", "SUPPORTED_VERL", "compute_gdpo_advantage"]

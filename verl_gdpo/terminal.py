@@ -8,8 +8,7 @@ import traceback
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from verl_gdpo import ADDRESS
-
+ADDRESS = ""  # of the public repository; empty: there is none, and no index has the package
 WIDTH = 100  # columns
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # the extra that brings a package which not every installation has
@@ -89,7 +88,7 @@ def needs_extra(error: ImportError) -> str:
 
 
 def install_line(extra: str) -> str:
-    """Return the command that installs us with an extra, as `verl_gdpo.ADDRESS` allows."""
+    """Return the command that installs us with an extra, as `ADDRESS` allows."""
     return f"pip install '{'verl-gdpo' if ADDRESS else 'FOLDER_OF_THE_CHECKOUT'}[{extra}]'"
 
 

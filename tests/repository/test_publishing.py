@@ -11,8 +11,8 @@ from pages import FILES, PAGES
 from repository import REPO
 
 from noxfile import with_absolute_links
-from verl_gdpo import ADDRESS, __version__
-from verl_gdpo.terminal import install_line
+from verl_gdpo import __version__
+from verl_gdpo.terminal import ADDRESS, install_line
 
 WORKFLOWS = {
     name: yaml.safe_load((REPO / name).read_text())
