@@ -32,6 +32,9 @@ WITHOUT_HASH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 nox.options.default_venv_backend = "none"
 nox.options.reuse_venv = "yes"
 
+HIDDEN = shutil.ignore_patterns(
+    ".*", "__pycache__", "build", "data", "dist", "runs", "outputs", "*.egg-info"
+)
 OWN = "virtualenv"  # of a session that has an environment of its own
 JUNIT = ("tests", "failures", "errors", "skipped")
 
@@ -368,6 +371,7 @@ def trl(session: nox.Session) -> Counts:
 @recorded(
     "pyproject.toml",
     "MANIFEST.in",
+    "docs/first_hour.md",
     "verl_gdpo/__init__.py",
     "verl_gdpo/__main__.py",
     "verl_gdpo/atomic.py",
@@ -378,36 +382,156 @@ def trl(session: nox.Session) -> Counts:
     "verl_gdpo/terminal.py",
 )
 def wheel(session: nox.Session) -> Counts:
-    """Installs the wheel and, in an empty folder, makes rows and trains two steps."""
+    """Installs the wheel in an empty environment, as docs/first_hour.md says, and trains there."""
     # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
     made = Path(tempfile.mkdtemp(prefix="wheel-"))
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(made), ".", silent=True)
     (built,) = made.glob("*.whl")
     session.install("torch==2.13.0")
-    session.install(f"{built}[cpu]")
-    empty = made / "empty"
-    empty.mkdir()
-    session.chdir(empty)
-    env = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    session.run("verl-gdpo", "--version")
-    rows = ("--synthetic", "64", "--out", "data/tool_rl_tiny")
-    session.run("verl-gdpo", "data", "tool_rl", *rows)
-    package = "import verl_gdpo; print(*verl_gdpo.__path__)"
-    installed = (session.run("python", "-c", package, silent=True) or "").strip()
-    shutil.copytree(Path(installed) / "cpu" / "tool_rl_policy", empty / "data" / "tool_rl_policy")
-    config = ("hardware=cpu", "trainer.total_training_steps=2", "trainer.val_before_train=False")
-    folder = (session.run("verl-gdpo", "recipes", silent=True) or "").strip()
-    recipes = ("--config-dir", folder, "--config-name", "train")
-    session.run("verl-gdpo", "check", *recipes, *config, env=env)
-    session.run(
-        *("python", "-m", "verl_gdpo.run.launch", "--run-dir", "runs/first", "--"),
-        *("python", "-m", "verl.trainer.main_ppo", *recipes, *config, "run_dir=runs/first"),
-        env=env,
-    )
-    session.run("verl-gdpo", "summary", "runs/first")
+    session.install("verl==0.9.1")
+    page = (ROOT / "docs" / "first_hour.md").read_text()
+    for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.S):
+        (made / name).write_text(code)
+    (commands,) = re.findall(r"```bash\n(.*?)```", page, re.S)
+    commands = commands.replace("FOLDER_OF_THE_CHECKOUT", str(built)).replace("=MODEL", "=model")
+    env = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    with session.chdir(made):
+        session.run("bash", "-exc", commands.splitlines()[0], external=True)
+        model = "import pathlib, tiny_chat_model as m; m.make_chat_model(pathlib.Path('model'))"
+        session.run("python", "-c", model, env={"PYTHONPATH": str(ROOT / "tests" / "help")})
+        session.run("bash", "-exc", commands, env=env, external=True)
     shutil.rmtree(made)
-    return Counter(passed=5)  # commands of the wheel
+    return Counter(passed=len(commands.splitlines()))
+
+
+STATED = r'^(?:__version__|ADDRESS) = "(.*?)"'
+GITHUB_SCHEMAS = {
+    "workflows": "workflows/*.yml",
+    "issue-forms": "ISSUE_TEMPLATE/[!c]*.yml",
+    "issue-config": "ISSUE_TEMPLATE/config.yml",
+}
+# what an installation has without any extra
+INSTALLED = """
+import verl_gdpo
+from verl_gdpo.tools import RECIPES
+policy = RECIPES.parent / "cpu" / "tool_rl_policy" / "model.safetensors"
+assert policy.exists() and (RECIPES / "train.yaml").exists(), RECIPES
+assert "site-packages" in str(RECIPES), RECIPES
+"""
+
+
+@nox.session(default=False, venv_backend=OWN)
+@recorded(
+    ".github/",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "verl_gdpo/__init__.py",
+    "verl_gdpo/terminal.py",
+)
+def package(session: nox.Session) -> Counts:
+    """Builds in dist/ what an index gets, and runs it in empty Pythons of 3.10 to 3.12.
+
+    A Python that uv cannot find counts as skipped. The workflows that publish are checked too.
+    """
+    session.install("twine==7.0.0", "uv==0.13.9", "zizmor==1.32.0", "check-jsonschema==0.39.0")
+    session.run("zizmor", "--offline", ".github")
+    check = ("check-jsonschema", "--builtin-schema")
+    session.run(*check, "vendor.dependabot", ".github/dependabot.yml")
+    for schema, pattern in GITHUB_SCHEMAS.items():
+        session.run(*check, f"vendor.github-{schema}", *map(str, Path(".github").glob(pattern)))
+    source, dist = Path(session.create_tmp()) / "source", ROOT / "dist"
+    for folder in (source, dist):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT, source, ignore=HIDDEN)
+    readme, package = source / "README.md", source / "verl_gdpo"
+    init, terminal = ((package / f"{name}.py").read_text() for name in ("__init__", "terminal"))
+    (version,), (address,) = re.findall(STATED, init, re.M), re.findall(STATED, terminal, re.M)
+    readme.write_text(with_absolute_links(readme.read_text(), address, version))
+    session.run("uv", "build", "--quiet", "--out-dir", str(dist), str(source))
+    files = sorted(map(str, dist.glob("verl_gdpo-*")))
+    session.run("twine", "check", "--strict", *files)
+    counts: Counts = Counter()
+    for python in ("3.10", "3.11", "3.12"):
+        find = ("uv", "python", "find", python)
+        found = session.run(*find, success_codes=(0, 2), silent=True) or ""
+        if not Path(found.strip()).is_file():
+            session.log(f"Python {python} is not here, so it was not tried: {found}")
+            counts["skipped"] += 1
+            continue
+        empty = ("uv", "run", "--isolated", "--no-project", "--directory", str(dist))
+        for file in files:
+            run = (*empty, "--python", python, "--with", file)
+            session.run(*run, "verl-gdpo", "--version")
+            session.run(*run, "python", "-c", INSTALLED)
+            counts["passed"] += 1
+    return counts
+
+
+# in the form of mkdocs, which zensical reads; the navigation is the README's list of pages
+SITE = {
+    "site_name": "verl-gdpo",
+    "docs_dir": "pages",
+    "theme": {
+        "name": "material",
+        "font": False,  # nothing is fetched from elsewhere
+        "features": ["content.code.copy", "navigation.footer", "navigation.sections"],
+    },
+    "markdown_extensions": [
+        *("attr_list", "md_in_html", "tables", "pymdownx.highlight", "pymdownx.superfences"),
+        {
+            "toc": {
+                "permalink": True,
+                "slugify": {"object": "pymdownx.slugs.slugify", "kwds": {"case": "lower"}},
+            }
+        },
+    ],
+}
+
+
+@nox.session(default=False, venv_backend=OWN)
+@recorded("docs/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+def site(session: nox.Session) -> Counts:
+    """Makes a site of the README and of all pages to which its links lead, with a search."""
+    session.install("zensical==0.0.73")  # newer ones ask for a package that PyPI lacks
+    folder = Path(session.create_tmp()) / "site"
+    shutil.rmtree(folder, ignore_errors=True)
+    copied, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        copied.add(page)
+        copy = folder / "pages" / page.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, copy)
+        if page.suffix == ".md":
+            links = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text())
+            todo += {(page.parent / link).resolve() for link in links} - copied - {*todo}
+    listed = (ROOT / "README.md").read_text().split("\n## Where to read on\n")[1].split("\n## ")[0]
+    sections = re.findall(r"^- \*\*(.+?)\*\*(.*)$", listed, re.M)
+    nav = [
+        {name: [{title: page} for title, page in re.findall(r"\[(.+?)\]\((.+?)\)", links)]}
+        for name, links in sections
+    ]
+    config = folder / "mkdocs.yml"
+    config.write_text(json.dumps({**SITE, "nav": [{"verl-gdpo": "README.md"}, *nav]}))
+    session.run("zensical", "build", "--strict", "--config-file", str(config))
+    pages = sum(page.suffix == ".md" for page in copied)
+    built = len([*(folder / "site").rglob("index.html")])
+    if built != pages:
+        session.error(f"{pages} pages became {built}")
+    session.log(f"open {folder / 'site' / 'index.html'}")
+    return Counter(passed=pages)
+
+
+def with_absolute_links(text: str, address: str, version: str) -> str:
+    """Return the README for an index, which has none of our files; as it is without an address."""
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link[1].startswith("!") else "blob"
+        return f"{link[1]}({address}/{kind}/v{version}/{link[2]})"
+
+    return re.sub(r"(!?\[[^]]*\])\((?!https?:|#)([^)]+)\)", absolute, text) if address else text
 
 
 @nox.session(default=False)
@@ -443,8 +567,7 @@ def mutmut(session: nox.Session) -> Counts:
     """
     copy = ROOT / ".nox" / "mutmut-copy"
     shutil.rmtree(copy, ignore_errors=True)
-    hidden = shutil.ignore_patterns(".*", "__pycache__", "data", "runs", "outputs", "*.egg-info")
-    shutil.copytree(ROOT, copy, ignore=hidden)
+    shutil.copytree(ROOT, copy, ignore=HIDDEN)
     with_decorators_below(copy / "verl_gdpo" / "algorithm" / "equation.py")
     python = shared_python()
     # what it needs too comes in the versions of the environment

@@ -52,7 +52,7 @@ files = b"".join(pathlib.Path(name).read_bytes() for name in sys.argv[1:])
 print(sys.version.split()[0], hashlib.sha256(files).hexdigest())' pyproject.toml "${files[0]}" requirements/dev.txt)"
 stamp=verl_gdpo_env
 
-# as a checkout of verl's main branch, which `pip install verl-gdpo[gpu]` would replace by a release
+# as a checkout of verl's main branch, which the extra gpu would replace by a release
 pinned=$(sed -n 's/^verl==\([^ ]*\).*/\1/p' "${files[0]}")
 if own=$(python3 -c 'import importlib.metadata as m, sys; print(m.version("verl"), sys.executable)' 2>/dev/null) &&
   [ "${own%% *}" != "$pinned" ]; then

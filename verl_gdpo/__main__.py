@@ -27,9 +27,8 @@ def main() -> int:
         print(RECIPES)
         return 0
     if name in COMMANDS:
-        if (
-            os.getcwd() not in sys.path
-        ):  # as in a training: a reward function imports its neighbours
+        # as in a training: a reward function imports its neighbours
+        if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         try:
             module = importlib.import_module(f"verl_gdpo.tools.{name}")

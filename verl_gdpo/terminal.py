@@ -8,6 +8,7 @@ import traceback
 import unicodedata
 from collections.abc import Callable, Sequence
 
+ADDRESS = ""  # of the public repository; empty: there is none, and no index has the package
 WIDTH = 100  # columns
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # the extra that brings a package which not every installation has
@@ -36,9 +37,7 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
 
 def printable(text: str) -> str:
     """Return text that is safe for a terminal: characters that are not printable are escaped."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def wrapped(text: str, first: str = "", others: str = "  ") -> str:
@@ -86,7 +85,12 @@ def needs_extra(error: ImportError) -> str:
     extra = EXTRAS.get((error.name or "").partition(".")[0])
     if extra is None:
         raise error
-    return f"{error.name} is not installed: pip install 'verl-gdpo[{extra}]'"
+    return f"{error.name} is not installed: {install_line(extra)}"
+
+
+def install_line(extra: str) -> str:
+    """Return the command that installs us with an extra, as `ADDRESS` allows."""
+    return f"pip install '{'verl-gdpo' if ADDRESS else 'FOLDER_OF_THE_CHECKOUT'}[{extra}]'"
 
 
 def let_go_of_stdout() -> None:

@@ -13,6 +13,7 @@ from run_folder_writer import make_run, rollout_dump
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, Scorer, dump_files, read_dump
 from verl_gdpo.run.tracker_logs import read_logged
+from verl_gdpo.terminal import install_line
 from verl_gdpo.tools import replay, report, summary
 from verl_gdpo.tools.replay.arms import Arm
 from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
@@ -306,10 +307,10 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("missing", "command", "message"),
     [
-        ("jinja2", "report", "report: jinja2 is not installed: pip install 'verl-gdpo[plots]'"),
+        ("jinja2", "report", f"report: jinja2 is not installed: {install_line('plots')}"),
         ("tensorboard", "summary", "needs tensorboard: pip install tensorboard"),
-        ("torch", "replay", "replay: torch is not installed: pip install 'verl-gdpo[verl]'"),
-        ("hydra", "check", "check: hydra is not installed: pip install 'verl-gdpo[verl]'"),
+        ("torch", "replay", f"replay: torch is not installed: {install_line('verl')}"),
+        ("hydra", "check", f"check: hydra is not installed: {install_line('verl')}"),
     ],
 )
 def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, message):

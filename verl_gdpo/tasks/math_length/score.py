@@ -17,6 +17,7 @@ from pathlib import Path
 from verl_gdpo.sandbox.limited_process import LimitedPool
 from verl_gdpo.tasks import Evaluation, Task
 from verl_gdpo.tasks.math_length import DATA_SOURCES
+from verl_gdpo.terminal import install_line
 
 BOX = "\\boxed{"
 INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."
@@ -99,7 +100,7 @@ def _check(ground_truth: str, limit_tokens: int) -> None:
     if not _has_math_verify():
         raise ValueError(
             "the task math_length needs math-verify, which is not installed: "
-            "pip install 'verl-gdpo[math]' on every node"
+            f"{install_line('math')} on every node"
         )
     if limit_tokens < 1:
         raise ValueError(f"math_length limit_tokens: got {limit_tokens}; expected at least 1")

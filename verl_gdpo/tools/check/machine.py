@@ -91,9 +91,8 @@ def missing_packages(config: Any) -> list[str]:
     engine = str(config.actor_rollout_ref.rollout.name)
     if engine in ("vllm", "sglang") and find_spec(engine) is None:
         problems.append(
-            f"actor_rollout_ref.rollout.name={engine}: {engine} is not installed here. "
-            "`./setup_env.sh gpu` and `pip install 'verl-gdpo[gpu]'` bring vllm; without a GPU, "
-            "`./setup_env.sh cpu vllm` does"
+            f"actor_rollout_ref.rollout.name={engine}: {engine} is not installed here: `pip "
+            f"install 'verl[{engine}]'`; vllm without a GPU, `./setup_env.sh cpu vllm`"
         )
     model = config.actor_rollout_ref.model
     attention = model.override_config.get("attn_implementation", "flash_attention_2")

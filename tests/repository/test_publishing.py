@@ -1,0 +1,79 @@
+"""What a first release needs: one address, metadata that follow it, and workflows that tell."""
+
+import datetime
+import os
+import re
+import subprocess
+
+import pytest
+import yaml
+from pages import FILES, PAGES
+from repository import REPO
+
+from noxfile import with_absolute_links
+from verl_gdpo import __version__
+from verl_gdpo.terminal import ADDRESS, install_line
+
+WORKFLOWS = {
+    name: yaml.safe_load((REPO / name).read_text())
+    for name in FILES
+    if name.startswith(".github/workflows/")
+}
+
+
+def test_one_constant_decides_how_the_package_is_installed():
+    project = (REPO / "pyproject.toml").read_text()
+    assert bool(ADDRESS) == ("\nRepository = " in project) and ADDRESS in project
+    installs = {line for text in PAGES.values() for line in re.findall(r"pip install '.*?'", text)}
+    extras = {re.search(r"\[(.*)\]'", line)[1] for line in installs}
+    assert len(extras) > 2 and installs == {*map(install_line, extras)}
+
+
+def test_the_changelog_dates_the_version():
+    version, date = re.search(r"^## (\S+) \((.*)\)$", PAGES["CHANGELOG.md"], re.M).groups()
+    assert version == __version__ and datetime.date.fromisoformat(date)
+
+
+def test_an_index_gets_no_relative_link():
+    text = PAGES["README.md"]
+    assert with_absolute_links(text, "", "1.0") == text
+    made = with_absolute_links(text, "https://here", "1.0")
+    files = re.findall(r"!\[[^]]*\]\(https://here/raw/v1.0/([^)]*)\)", made)
+    pages = re.findall(r"\]\(https://here/blob/v1.0/([^)#]*)", made)
+    assert {*files} | {*pages} <= FILES and len(files) > 2 and len(pages) > 20
+    assert not re.findall(r"\]\((?!https?:|#)", made)
+
+
+def test_the_forms_ask_for_what_check_prints():
+    forms = [REPO / name for name in FILES if re.match(r"\.github/(ISSUE.*/w|pull_request)", name)]
+    assert len(forms) == 3 and all("`verl-gdpo check`" in form.read_text() for form in forms)
+
+
+def test_a_workflow_may_read_and_two_jobs_more():
+    rights = {"tell": {"issues": "write"}, "publish": {"contents": "read", "id-token": "write"}}
+    for workflow in WORKFLOWS.values():
+        assert workflow["permissions"] == {}
+        for job, what in workflow["jobs"].items():
+            assert what["permissions"] == rights.get(job, {"contents": "read"})
+
+
+GH = """gh() { echo "$*" >> "$CALLS"; case $2 in list) echo "$OPEN" ;; esac; }
+"""
+
+
+@pytest.mark.parametrize(("number", "call"), [("", "issue create"), ("7", "issue comment 7")])
+def test_the_canary_opens_one_issue(tmp_path, number, call):
+    (step,) = WORKFLOWS[".github/workflows/canary.yml"]["jobs"]["tell"]["steps"]
+    env = {"VERSION": "0.11.0.dev at abc", "RUN": "https://run", "OPEN": number}
+    env |= {"PATH": os.environ["PATH"], "CALLS": str(tmp_path / "calls")}
+    subprocess.run(["bash", "-e", "-c", GH + step["run"]], env=env, check=True)
+    listed, told = (tmp_path / "calls").read_text().split("\n", 1)
+    assert listed.startswith("issue list --state open")
+    assert told.startswith(call) and "0.11.0.dev at abc does not pass: https://run" in told
+
+
+def test_the_canary_trains():
+    steps = WORKFLOWS[".github/workflows/canary.yml"]["jobs"]["newest_verl"]["steps"]
+    ((file, name),) = re.findall(r"(tests/\S+)::(\w+)", "\n".join(s.get("run", "") for s in steps))
+    training = (REPO / file).read_text().split(f"def {name}(")[1].split("\ndef ")[0]
+    assert '"trainer.total_training_steps=2"' in training
