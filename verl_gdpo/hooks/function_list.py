@@ -33,8 +33,9 @@ def check_entry(where: str, entry: Mapping[str, Any]) -> None:
             f"{where}: got {sorted(entry)}; expected either path=FILE.py (or pkg://MODULE), with "
             "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`, or judge=ADDRESS, of a model"
         )
-    if entry.get("group") and "path" not in entry:
-        raise ValueError(f"{where}.group={entry['group']}: only a function of `path` can have it")
+    for key in ("group", "rubric"):
+        if entry.get(key) and "path" not in entry:
+            raise ValueError(f"{where}.{key}={entry[key]}: only a function of `path` can have it")
     if str(entry.get("required", True)).lower() != "true":
         raise ValueError(
             f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "

@@ -44,8 +44,7 @@ from verl_gdpo.tasks import TASKS
 logger = logging.getLogger(__name__)
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
-# beside these: the prompt's messages, and what awaits a request when the limits allow it
-OURS = ("prompt", "within_limits")
+OURS = ("prompt", "within_limits")  # messages, and what awaits a request within the limits
 ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
 
@@ -169,7 +168,8 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
     else:
         function = _load(where, entry["path"], entry.get("name", "compute_score"))
         plural = PLURAL if entry.get("group") else {}
-        _check_signature(where, function, options, [plural.get(each, each) for each in ARGUMENTS])
+        arguments = [plural.get(each, each) for each in (*ARGUMENTS, *OURS)]
+        _check_signature(where, function, options, arguments)
     return ListedFunction(
         *(name, function, options, None if sources is None else frozenset(sources)),
         names=[*weights_of_entry(name, entry)],
@@ -182,7 +182,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
 
 
 def _judge(where: str, options: Mapping[str, Any], is_asked: bool) -> Judge:
-    _check_signature(where, Judge, options)
+    _check_signature(where, Judge, options, (*ARGUMENTS, *OURS))
     try:
         judge = Judge(**options)
         if is_asked:
@@ -220,19 +220,19 @@ def _check_signature(
     if inspect.Parameter.VAR_KEYWORD not in kinds and (foreign := options.keys() - parameters):
         raise ValueError(
             f"{where}: its function takes no {sorted(foreign)}; it takes {[*parameters]}. Of the "
-            f"keys of an entry, {', '.join(OURS)} are verl-gdpo's"
+            f"keys of an entry, {', '.join(RESERVED)} are verl-gdpo's"
         )
     lacking = [
         each.name
         for each in parameters.values()
         if each.default is each.empty
         and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        and each.name not in (*arguments, *OURS, *ROUTER, *options)
+        and each.name not in (*arguments, *ROUTER, *options)
     ]
     if lacking:
         raise ValueError(
             f"{where}: its function asks for {lacking}, which nothing gives. It may take "
-            f"{', '.join((*arguments, *OURS))}, and what the entry has beside {', '.join(RESERVED)}"
+            f"{', '.join(arguments)}, and what the entry has beside {', '.join(RESERVED)}"
         )
 
 
