@@ -75,7 +75,7 @@ def event_loop():
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "my_rewards.py"
-    (example,) = re.findall(r"```python\n(.*?)```", SETTINGS.read_text(), re.DOTALL)
+    example = re.search(r"```python\n(async def rank.*?)```", SETTINGS.read_text(), re.DOTALL)[1]
     path.write_text(FILE + example)
     return str(path)
 
