@@ -32,8 +32,8 @@ RESPONSE = "{response}"
 NO_KEY = "none"  # without one, the SDK sends that of OPENAI_API_KEY to any address
 TAKEN = {"score", "answer", "call"}  # the last two are returned too, and are no numbers
 LONGEST_ANSWER = 500  # characters
-ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 5, 0.5, 60.0  # the waits between them in seconds
 MOST_KEPT = 100_000  # answers of a process
+ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 5, 0.5, 60.0  # the waits between them in seconds
 
 Limited = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 

@@ -70,11 +70,6 @@ def check_limits(config: Any) -> Limits | None:
     return limits
 
 
-async def at_once(scoring: Callable[[], Awaitable[T]]) -> T:
-    """Await `scoring()`, as `Limiter.call` does, without limits."""
-    return await scoring()
-
-
 class Counter:
     """Lets a request begin when all limits allow it; first come, first served.
 
@@ -113,17 +108,14 @@ class Counter:
 
 
 class Limiter:
-    """The counter of a run, which is an actor where Ray runs, and else in this process."""
+    """The counter of a run, which is an actor where Ray runs, and else in this process.
 
-    def __init__(self, limits: Limits) -> None:
+    limits: None for none.
+    """
+
+    def __init__(self, limits: Limits | None) -> None:
         self.limits = limits
         self._counter: Any = None
-
-    @classmethod
-    def of(cls, config: Any) -> "Limiter | None":
-        """Return that of a run; None without limits. Raises ValueError as `check_limits`."""
-        limits = check_limits(config)
-        return cls(limits) if limits else None
 
     async def call(self, scoring: Callable[[], Awaitable[T]]) -> T:
         """Await `scoring()` within the limits.
@@ -131,7 +123,9 @@ class Limiter:
         Raises:
             TimeoutError: it has taken more than `timeout` seconds, without the waiting.
         """
-        async with self._place():
+        if self.limits is None:
+            return await scoring()
+        async with self._place(self.limits):
             try:
                 return await asyncio.wait_for(scoring(), self.limits.timeout)
             except asyncio.TimeoutError as error:
@@ -139,11 +133,11 @@ class Limiter:
                 raise TimeoutError(f"no answer within reward.timeout={seconds} s") from error
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _place(self, limits: Limits) -> AsyncIterator[None]:
         import ray  # takes a second, and most readers of `limits_of` have none
 
         if not ray.is_initialized():
-            self._counter = self._counter or Counter(self.limits)
+            self._counter = self._counter or Counter(limits)
             await self._counter.begin()
             try:
                 yield
@@ -151,10 +145,10 @@ class Limiter:
                 self._counter.end()
             return
         if self._counter is None:
-            name = f"{ACTOR} {self.limits}"
+            name = f"{ACTOR} {limits}"
             options = {"name": name, "get_if_exists": True, "num_cpus": 0}
             actor = ray.remote(Counter).options(**options, max_concurrency=MOST_WAITING)
-            self._counter = actor.remote(self.limits)
+            self._counter = actor.remote(limits)
         begun, end = self._counter.begin.remote(), self._counter.end.remote
         try:
             await begun

@@ -13,7 +13,7 @@ import logging
 import math
 import reprlib
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -37,8 +37,8 @@ from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of
 from verl_gdpo.hooks.gates import raise_refusals
-from verl_gdpo.hooks.limits import Limiter, at_once
-from verl_gdpo.hooks.reward_functions import ListedFunction, reward_functions, score_with
+from verl_gdpo.hooks.limits import Limiter, check_limits
+from verl_gdpo.hooks.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
 from verl_gdpo.hooks.scorer_calls import Rows, SlowScoring, call, describe, in_own_task, label_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
@@ -91,18 +91,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.settings = read_settings(algorithm_of(config))
         self.is_custom = has_own_scorer(config)
         self.functions = reward_functions(config)
-        self.limiter = Limiter.of(config)
+        self.limiter = Limiter(check_limits(config))
         self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
-        self._pools: dict[str | None, Executor] = {}  # of each task; see `_pool`
+        self._pools: dict[str, Executor] = {}  # {scorer: its threads}
         self._told: set[str] = set()  # names of which the log speaks
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
         self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
-        model = {
-            "reward_router_address": reward_router_address,
-            "reward_model_tokenizer": reward_model_tokenizer,
-        }
-        self.router_kwargs = {} if reward_router_address is None else model
+        model = zip(ROUTER, (reward_router_address, reward_model_tokenizer), strict=True)
+        self.router_kwargs = {} if reward_router_address is None else dict(model)
 
     def cannot_score(self, sources: Iterable[str]) -> str:
         """Why this machine cannot score rows of these data sources; "" if it can."""
@@ -184,15 +181,20 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         else:
             del row["prompt"]
             score = functools.partial(self.compute_score, **row)
-        run = functools.partial(self._run, label_of(fields), self._pool(task), score)
-        result = await (run() if task or not self.limiter else self.limiter.call(run))
+        pool = self._pool(task.name if task else "", task)
+        run = functools.partial(self._run, label_of(fields), pool, score)
+        result = await (run() if task else self.limiter.call(run))
         return {**result, NOTES_KEY: notes.numbers()} if notes else result
 
     async def _run(self, label: str, pool: Executor, score: functools.partial[Any]) -> Any:
         is_async = inspect.iscoroutinefunction(score.func)
-        result = score() if is_async else await self._in_thread(pool, self._watched, label, score)
+        result = (
+            score()
+            if is_async
+            else await self._in_thread(pool, self.slow_scoring.call, label, score)
+        )
         if inspect.isawaitable(result):
-            result = await in_own_task(self._awaited(label, result))
+            result = await in_own_task(self.slow_scoring.wait(label, result))
         return result
 
     async def _run_listed(
@@ -200,14 +202,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     ) -> Any:
         """Call a function of the list; no two of them share threads."""
         label = f"{label}, function {function.name}"
-        limited = self.limiter.call if self.limiter and function.is_limited else at_once
+        limited = (self.limiter if function.is_limited else Limiter(None)).call
         if function.takes_limits:
             return await in_own_task(
-                score(within_limits=lambda ask: limited(lambda: self._awaited(label, ask())))
+                score(
+                    within_limits=lambda ask: limited(lambda: self.slow_scoring.wait(label, ask()))
+                )
             )
-        if function.name not in self._pools:
-            self._pools[function.name] = self.make_threads(None)
-        return await limited(functools.partial(self._run, label, self._pools[function.name], score))
+        pool = self._pool(f"function {function.name}")
+        return await limited(functools.partial(self._run, label, pool, score))
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
@@ -265,31 +268,18 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             what = f"{name!r} as {info[name]!r}, which is no number, so it is no reward"
             logger.warning("verl-gdpo: the scorer returned %s. Return a float", what)
 
-    def _pool(self, task: Task | None) -> Executor:
-        """The threads of a task, None for a scorer that is not ours.
-
-        No two tasks share them, and decoding has others: a scorer that waits holds up no other. As
-        many as can run at once are enough for programs; Python's own number is for the others.
-        """
-        name = task.name if task else None
+    def _pool(self, name: str, task: Task | None = None) -> Executor:
+        """The threads of a scorer, which no other has: one that waits holds up no other."""
         if name not in self._pools:
-            # this worker may have all cores for programs, while the others have none to run
-            at_once = task.programs.at_once() if task and task.programs else None
-            self._pools[name] = self.make_threads(at_once)
+            # for programs, as many as can run at once: this worker may have all cores for them
+            most = task.programs.at_once() if task and task.programs else None
+            self._pools[name] = self.make_threads(most)
         return self._pools[name]
 
     async def _in_thread(
         self, pool: Executor | None, function: Callable[..., Any], *args: Any
     ) -> Any:
         return await self.loop.run_in_executor(pool, call, function, *args)
-
-    def _watched(self, label: str, score: Callable[[], Any]) -> Any:
-        with self.slow_scoring.of(label):
-            return score()
-
-    async def _awaited(self, label: str, scoring: Awaitable[Any]) -> Any:
-        with self.slow_scoring.of(label):
-            return await scoring
 
 
 def _is_lone_score(info: Mapping[str, Any]) -> bool:

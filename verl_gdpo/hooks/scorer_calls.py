@@ -168,6 +168,16 @@ class SlowScoring:
             with self._lock:
                 del self._started[number]
 
+    def call(self, label: str, score: Callable[[], T]) -> T:
+        """Call a scorer, and watch its sample."""
+        with self.of(label):
+            return score()
+
+    async def wait(self, label: str, scoring: Awaitable[T]) -> T:
+        """Await a scorer, and watch its sample."""
+        with self.of(label):
+            return await scoring
+
     def overdue(self, now: float) -> str | None:
         """Return a line about the sample that takes longest, or None if no line is due."""
         with self._lock:
