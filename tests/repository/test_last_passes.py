@@ -246,13 +246,8 @@ def test_each_path_that_a_session_covers_is_there(tracked):
             assert any(last_passes.is_under(file, [path]) for file in tracked), (name, path)
 
 
-# the tests missed 124 of mutmut's first 2,049 changes, more than one in twenty; its first pass
-# takes it out here
-NOT_PASSED = ["mutmut"]
-
-
 def test_no_pass_is_missing_or_old(tracked):
-    assert overdue(REPO) == NOT_PASSED
+    assert overdue(REPO) == []
 
 
 def test_all_sessions_of_tests_are_noted():
