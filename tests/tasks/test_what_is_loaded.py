@@ -19,7 +19,7 @@ SANDBOX = {"sandbox", "sandbox.inside", "sandbox.lock", "sandbox.machine"}
 CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
 TOOL_RL = {"tasks.tool_rl.score", "tasks.tool_rl.form"}
 CODING = {"tasks.coding.score", "tasks.coding.problem", *SANDBOX}
-MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process"}
+MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process", "terminal"}
 
 
 @pytest.mark.parametrize(

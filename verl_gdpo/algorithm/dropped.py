@@ -1,11 +1,21 @@
-"""Takes samples out of a batch whose reward function failed with `on_error: drop`."""
+"""Samples whose reward function failed, of which `on_error: drop` takes those out of the batch."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from verl_gdpo.algorithm.samples import ABSENT, DROPPED, NOTES_KEY, BatchRows, group_of
+from verl_gdpo.algorithm.samples import (
+    ABSENT,
+    DROPPED,
+    FAILED,
+    NOTES_KEY,
+    BatchRows,
+    RewardError,
+    group_of,
+)
 
 
 def drop_failed(rows: BatchRows, smallest: int) -> BatchRows:
@@ -25,3 +35,27 @@ def drop_failed(rows: BatchRows, smallest: int) -> BatchRows:
         notes[row] = {**notes[row], DROPPED: 1.0}
     is_padding_B = rows.is_padding_B | np.isin(rows.session_B, [*dropped])
     return replace(rows, is_padding_B=is_padding_B, notes=[*notes.values()])
+
+
+def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: str) -> None:
+    """Raise RewardError if more than `most` of the samples have failed, or are dropped.
+
+    Args:
+        notes: of each sample.
+        where: says which samples these are.
+    """
+    for key in notes[0] if notes else ():
+        share = sum(each[key] for each in notes) / len(notes)
+        if key.startswith((FAILED, DROPPED)) and share > most:
+            raise RewardError(
+                f"reward.reward_functions: {key.replace('_', ' ')}: {share:.0%} of the samples "
+                f"{where}, and algorithm.gdpo.max_failed={most:g}. The log of the reward workers "
+                "has each error"
+            )
+
+
+def empty_dropped(infos: Mapping[str, list[Any]]) -> None:
+    """Set all values of dropped samples to None, with which they count nowhere in validation."""
+    for row, notes in enumerate(infos.get(NOTES_KEY, ())):
+        for column in infos.values() if notes and notes.get(DROPPED) else ():
+            column[row] = None

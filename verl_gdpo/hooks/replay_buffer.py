@@ -27,7 +27,7 @@ from typing import Any
 
 import transfer_queue as tq
 
-from verl_gdpo.algorithm.dropped import drop_failed
+from verl_gdpo.algorithm.dropped import drop_failed, refuse_failures
 from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
 from verl_gdpo.algorithm.samples import (
     NOTES_KEY,
@@ -38,7 +38,6 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.extend import Function, record_of
-from verl_gdpo.hooks.reward_functions import refuse_failures
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ from verl_gdpo.algorithm.samples import (
     DROPPED,
     FAILED,
     NOTES_KEY,
-    RewardError,
     check_name,
     is_number,
 )
@@ -266,26 +265,3 @@ async def score_with(
             raise ValueError(f"{KEY}.{each.name}: another function returns {twice} too; rename it")
         rewards |= named
     return {**rewards, NOTES_KEY: notes} if notes else rewards
-
-
-def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: str) -> None:
-    """Raise RewardError if more than `most` of the samples have failed, or are dropped.
-
-    Args:
-        notes: of each sample.
-        where: says which samples these are.
-    """
-    for key in notes[0] if notes else ():
-        share = sum(each[key] for each in notes) / len(notes)
-        if key.startswith((FAILED, DROPPED)) and share > most:
-            raise RewardError(
-                f"{KEY}: {key.replace('_', ' ')}: {share:.0%} of the samples {where}, and "
-                f"algorithm.gdpo.max_failed={most:g}. The log of the reward workers has each error"
-            )
-
-
-def empty_dropped(infos: Mapping[str, list[Any]]) -> None:
-    """Set all values of dropped samples to None, with which they count nowhere in validation."""
-    for row, notes in enumerate(infos.get(NOTES_KEY, ())):
-        for column in infos.values() if notes and notes.get(DROPPED) else ():
-            column[row] = None

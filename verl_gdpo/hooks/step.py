@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.algorithm.dropped import drop_failed
+from verl_gdpo.algorithm.dropped import drop_failed, refuse_failures
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
@@ -31,7 +31,6 @@ from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import small_ranges
 from verl_gdpo.hooks.configuration import KL_IN_REWARD
 from verl_gdpo.hooks.extend import Function, load, record_of
-from verl_gdpo.hooks.reward_functions import refuse_failures
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)

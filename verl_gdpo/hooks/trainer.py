@@ -25,6 +25,7 @@ import verl
 from omegaconf import OmegaConf
 
 import verl_gdpo
+from verl_gdpo.algorithm.dropped import empty_dropped
 from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, as_dumped
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, NOTES_KEY, as_numbers_or_text
 from verl_gdpo.algorithm.settings import GdpoSettings
@@ -38,7 +39,6 @@ from verl_gdpo.hooks.configuration import has_gdpo, has_own_scorer, settings_of_
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
-from verl_gdpo.hooks.reward_functions import empty_dropped
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.tasks import check_ground_truths
