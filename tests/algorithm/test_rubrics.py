@@ -11,8 +11,8 @@ from verl_gdpo.algorithm.equation import compute_gdpo_scalars
 from verl_gdpo.algorithm.group_filter import classify_groups
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.metrics import batch_metrics
-from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, as_dumped, check_rubrics, criteria_of
-from verl_gdpo.algorithm.samples import BatchRows, RewardError
+from verl_gdpo.algorithm.rubrics import check_rubrics, criteria_of
+from verl_gdpo.algorithm.samples import RUBRIC_KEY, BatchRows, RewardError, as_json
 from verl_gdpo.algorithm.settings import GdpoSettings
 
 KEY = f"{RUBRIC_KEY}q"
@@ -90,8 +90,8 @@ def test_weights_may_be_json_or_have_the_gaps_of_parquet():
 
 def test_a_long_rubric_is_dumped_whole():
     criteria = criteria_of({f"{n} {'x' * 200}": 1.0 for n in range(100)}, None)
-    assert as_dumped(KEY, criteria) is criteria
-    assert isinstance(as_dumped("q__why", {"a": "x" * 20_000}), str)
+    assert as_json(criteria, KEY) is criteria
+    assert isinstance(as_json(["x" * 20_000]), str)
 
 
 @pytest.mark.parametrize("other", [{"a": 1, "b": 2}, {"a": 1}, {"a": 1, "c": 1}])

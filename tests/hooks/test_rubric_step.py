@@ -14,8 +14,7 @@ from reward_rows import Tokenizer, row_of
 from v1_step import dump, ours
 from verl_batch import verl_config
 
-from verl_gdpo.algorithm.rubrics import RUBRIC_KEY
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.samples import RUBRIC_KEY, RewardError
 from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_functions import reward_functions

@@ -27,7 +27,7 @@ def test_the_recipe_composes(monkeypatch):
 
 
 def test_the_first_hour_composes_on_a_gpu():
-    parts = re.findall(r'^mine="(?:\$mine )?(.*)"$', PAGES["docs/first_hour.md"], re.M)
+    parts = re.findall(r"^mine\+?=\((.*)\)$", PAGES["docs/first_hour.md"], re.M)
     words = " ".join(parts).replace("hardware=cpu", "hardware=1gpu").split()
     config = composed(*words[words.index("train") + 1 :])
     assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == "vllm"

@@ -14,10 +14,11 @@ import torch
 
 from verl_gdpo.algorithm.equation import GdpoScalars, Options, compute_gdpo_scalars
 from verl_gdpo.algorithm.read_settings import line_of
-from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, Rubric, Terms
+from verl_gdpo.algorithm.rubrics import Rubric, Terms, check_rubrics
 from verl_gdpo.algorithm.samples import (
     ABSENT,
     ROLLOUT_FACTS,
+    RUBRIC_KEY,
     SCORER,
     BatchRows,
     RewardError,
@@ -41,9 +42,8 @@ class RewardMatrix:
     @cached_property
     def terms(self) -> Terms:
         """What GDPO normalises: these rewards, or with a rubric its criteria in its place."""
-        weights_K = np.array([*self.weights.values()])
-        rewards = Terms(self.values_BK, self.present_BK, weights_K, range(len(weights_K)))
-        return self.criteria or rewards
+        weights_K, each = np.array([*self.weights.values()]), range(len(self.weights))
+        return self.criteria or Terms(self.values_BK, self.present_BK, weights_K, each)
 
     @classmethod
     def of(cls, rows: BatchRows, settings: GdpoSettings) -> "RewardMatrix":
@@ -90,20 +90,19 @@ class RewardMatrix:
         weights = terms.weights_at(rows.step)
         if not rubrics:
             return cls(weights, values_BM, present_BM)
+        check_rubrics(rows)
         factor_BM, one_N1 = np.zeros_like(values_BM), np.ones((len(counted), 1))
         factors = [rubrics[k].weights_NJ if k in rubrics else one_N1 for k in terms]
         factor_BM[counted_B] = np.hstack(factors)
         weights_M = [weights[name] for name in terms for _ in parts[name]]
         starts_K = np.cumsum([0, *map(len, parts.values())])[:-1].tolist()
         of_all = Terms(values_BM, present_BM, factor_BM * weights_M, starts_K)
-        present_BK = of_all.fold(present_BM & (factor_BM != 0)) > 0
-        return cls(weights, of_all.fold(values_BM * factor_BM), present_BK, of_all)
+        present_BK = np.logical_or.reduceat(present_BM & (factor_BM != 0), starts_K, axis=1)
+        score_BK = np.add.reduceat(values_BM * factor_BM, starts_K, axis=1)
+        return cls(weights, score_BK, present_BK, of_all)
 
     def ranges(self, settings: GdpoSettings) -> dict[str, float]:
-        """Return from the lowest to the highest value of each reward: declared, or of these rows.
-
-        It is 0 for a reward that no row has.
-        """
+        """Return each reward's range, declared or of these rows; 0 for one that no row has."""
         columns = zip(self.weights, self.values_BK.T, self.present_BK.T, strict=True)
         values = {name: value_B[there_B] for name, value_B, there_B in columns}
         ends = {k: settings.range_of(k) or (of if len(of) else [0.0]) for k, of in values.items()}

@@ -82,9 +82,9 @@ def batch_metrics(
     values_BK, present_BK = rewards.values_BK[rows_B], rewards.present_BK[rows_B]
     sources = None if sources is None else [*compress(sources, counted_B.tolist())]
     step = RewardsOfStep([*rewards.weights], values_BK, present_BK, group_B, bounds, sources)
-    terms = rewards.terms.of_rows(rows_B)
+    terms = statistics.terms_of_rows(rewards.terms, rows_B)
     metrics = step.statistics() | step.correlations()
-    counts = zip(step.names, terms.fold(terms.present_BM).T, strict=True)
+    counts = zip(step.names, statistics.fold(terms.present_BM, terms.starts_K).T, strict=True)
     metrics |= {f"{name}/criteria": of[of > 0].mean() for name, of in counts if of.max() > 1}
     if sources is not None:
         metrics |= step.by_source()
@@ -117,7 +117,8 @@ def _of_advantage(
     A_B = zero.or_0(A_B)
     signal_B = zero.has_signal(S_B, c_BM)
     signal_G = np.bincount(step.group_B, signal_B) > 0
-    c_or_0_BK = terms.fold(np.where(signal_G[step.group_B, None], c_BM, 0.0))
+    c_or_0_BM = np.where(signal_G[step.group_B, None], c_BM, 0.0)
+    c_or_0_BK = statistics.fold(c_or_0_BM, terms.starts_K)
     share_K, energy_K = statistics.shares(c_or_0_BK, S_B)
     metrics: Metrics = {}
     for k, name in enumerate(step.names):

@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_gdpo.algorithm import samples
-from verl_gdpo.algorithm.samples import BatchRows, RewardError, value_or_error
+from verl_gdpo.algorithm.samples import RUBRIC_KEY, BatchRows, RewardError, value_or_error
 from verl_gdpo.algorithm.zero import Bools, Floats
-
-# verl's reward_extra_info has it before a reward's name: {criterion: [value or None, weight]}
-RUBRIC_KEY = "gdpo_rubric_"
 
 
 class Rubric(NamedTuple):
@@ -62,15 +59,6 @@ class Terms(NamedTuple):
     weights: Floats  # (M,), or with a rubric (B, M)
     starts_K: Sequence[int]  # the first term of each reward
 
-    def fold(self, values_BM: Floats | Bools) -> Floats:
-        """Return the sum over the terms of each reward, (B, K)."""
-        return np.add.reduceat(values_BM, self.starts_K, axis=1, dtype=np.float64)
-
-    def of_rows(self, rows: Any) -> "Terms":
-        """Return those of some rows."""
-        weights = self.weights[rows] if self.weights.ndim == 2 else self.weights
-        return Terms(self.values_BM[rows], self.present_BM[rows], weights, self.starts_K)
-
 
 def criteria_of(values: Any, weights: Any) -> dict[str, list[float | None]]:
     """Return {criterion: [value, weight]} of a sample, for verl's reward_extra_info.
@@ -96,11 +84,6 @@ def criteria_of(values: Any, weights: Any) -> dict[str, list[float | None]]:
         samples.as_text(k): [value_or_error(x, f"criterion {k!r} ") for x in (values[k], weight)]
         for k, weight in weights.items()
     }
-
-
-def as_dumped(name: str, value: Any) -> Any:
-    """Return a value of reward_extra_info for JSON; see `as_json`. A rubric is never cut."""
-    return value if name.startswith(RUBRIC_KEY) else samples.as_json(value)
 
 
 def check_rubrics(rows: BatchRows) -> None:

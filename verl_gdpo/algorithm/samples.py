@@ -25,6 +25,7 @@ FAILED = "failed_"  # how a note begins that a function of the list could not sc
 DROPPED = "dropped"  # the note that a sample leaves all statistics and the loss
 # key there that holds the score that an agent loop set itself; verl then asks no reward manager
 AGENT_SCORE_KEY = "gdpo_own_score"
+RUBRIC_KEY = "gdpo_rubric_"  # before a reward's name there: {criterion: [value or None, weight]}
 SCORER = "the scorer returned"  # how messages begin that continue with what it returned
 # marks a row that lacks the key of a column; None means that the reward does not apply
 ABSENT = object()
@@ -229,8 +230,7 @@ def value_or_error(value: Any, what: str = "") -> float | None:
         got = f"{kind}{reprlib.repr(value)}"
         raise ValueError(f"{what}is {got}; expected a finite number. Return a float, or None")
     if not math.isfinite(number):
-        expected = "a finite number (None if it does not apply)"
-        raise ValueError(f"{what}is {number}; expected {expected}")
+        raise ValueError(f"{what}is {number}; expected a finite number (None if it does not apply)")
     return number
 
 
@@ -264,14 +264,14 @@ def _as_float(value: Any) -> float | None:
         return None
 
 
-def as_json(value: Any) -> Any:
+def as_json(value: Any, name: str = "") -> Any:
     """Return the value itself if JSON can hold it, else as a number, else as text (`as_text`)."""
     if value is None or (type(value) is float and math.isfinite(value)):
         return value  # fast path for almost all values
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()  # verl writes UTF-8, which cannot hold a lone surrogate
-        if len(text) <= LONGEST:
+        if len(text) <= LONGEST or name.startswith(RUBRIC_KEY):
             return value
     except Exception:  # a foreign object may raise anything
         with suppress(Exception):

@@ -14,6 +14,7 @@ import torch
 from verl_gdpo.algorithm import zero
 from verl_gdpo.algorithm.equation import normalize_groups
 from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.rubrics import Terms
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Bools, Floats, Ints
 
@@ -158,6 +159,17 @@ def tied_pairs(
         for e, A_B in enumerate(A_BE):
             tied_E[e] += np.count_nonzero(differ & (A_B[apart:] == A_B[:-apart]))
     return [tied / different if different else None for tied in tied_E]
+
+
+def fold(values_BM: Floats | Bools, starts_K: Sequence[int]) -> Floats:
+    """Return the sum over the terms of each reward, (B, K); see `Terms`."""
+    return np.add.reduceat(values_BM, starts_K, axis=1, dtype=np.float64)
+
+
+def terms_of_rows(terms: Terms, rows: Any) -> Terms:
+    """Return those of some rows."""
+    weights = terms.weights[rows] if terms.weights.ndim == 2 else terms.weights
+    return Terms(terms.values_BM[rows], terms.present_BM[rows], weights, terms.starts_K)
 
 
 def small_ranges(rewards: RewardMatrix, settings: GdpoSettings) -> list[str]:

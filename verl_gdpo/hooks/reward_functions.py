@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, criteria_of
+from verl_gdpo.algorithm.rubrics import criteria_of
 from verl_gdpo.algorithm.samples import (
     DROPPED,
     FAILED,
     NOTES_KEY,
+    RUBRIC_KEY,
     check_name,
     is_number,
 )

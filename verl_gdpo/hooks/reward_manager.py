@@ -22,12 +22,14 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, Rubric, as_dumped
+from verl_gdpo.algorithm.rubrics import Rubric
 from verl_gdpo.algorithm.samples import (
     ERROR_KEY,
     NOTES_KEY,
     ROLLOUT_FACTS,
+    RUBRIC_KEY,
     RowNames,
+    as_json,
     check_name,
     is_number,
     may_be_meant,
@@ -255,7 +257,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             _check_sum(info, terms)
         score = terms.score(info, step)
         # values that Ray cannot send would fail the session, and the trainer would not notice
-        plain = {name: as_dumped(name, value) for name, value in info.items()}
+        plain = {name: as_json(value, name) for name, value in info.items()}
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
 
     def _say_what_is_dropped(self, info: Mapping[str, Any]) -> None:
@@ -276,9 +278,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             self._pools[name] = self.make_threads(most)
         return self._pools[name]
 
-    async def _in_thread(
-        self, pool: Executor | None, function: Callable[..., Any], *args: Any
-    ) -> Any:
+    async def _in_thread(self, pool: Any, function: Callable[..., Any], *args: Any) -> Any:
         return await self.loop.run_in_executor(pool, call, function, *args)
 
 

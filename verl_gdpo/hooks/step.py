@@ -25,8 +25,14 @@ from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.rubrics import as_dumped, check_rubrics
-from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RewardError, group_of, split_key
+from verl_gdpo.algorithm.samples import (
+    NOTES_KEY,
+    BatchRows,
+    RewardError,
+    as_json,
+    group_of,
+    split_key,
+)
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import small_ranges
 from verl_gdpo.hooks.configuration import KL_IN_REWARD
@@ -92,9 +98,8 @@ class AdvantageStep:
     def check(self, adv_estimator: str) -> None:
         """Raise RewardError for what the batch must not train on, whichever estimator runs.
 
-        It drops samples too. See `check_rubrics`, `RewardMatrix.of` and `check_own_scores` there.
+        It drops samples too. See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
         """
-        check_rubrics(self.rows)
         if NOTES_KEY in self.rows.columns:
             self.rows = drop_failed(self.rows, self.settings.min_group)
             refuse_failures(self.rows.notes, self.settings.max_failed, f"of step {self.rows.step}")
@@ -202,9 +207,7 @@ class DumpRows:
                 "data_source": rows.sources[number],
                 "response_tokens": response_length_B[number],
                 "trained_tokens": int(advantages.trained_B[number]),
-                "rewards": {
-                    str(name): as_dumped(str(name), value) for name, value in shown.items()
-                },
+                "rewards": {str(name): as_json(value, str(name)) for name, value in shown.items()},
                 "advantage": float(advantages.advantage_B[number]),
                 "batch": self._batches,
                 "is_padding": bool(rows.is_padding_B[number]),

@@ -26,8 +26,13 @@ from omegaconf import OmegaConf
 
 import verl_gdpo
 from verl_gdpo.algorithm.dropped import empty_dropped
-from verl_gdpo.algorithm.rubrics import RUBRIC_KEY, as_dumped
-from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, NOTES_KEY, as_numbers_or_text
+from verl_gdpo.algorithm.samples import (
+    AGENT_SCORE_KEY,
+    NOTES_KEY,
+    RUBRIC_KEY,
+    as_json,
+    as_numbers_or_text,
+)
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.before_training import (
     check_reward_workers,
@@ -232,7 +237,7 @@ def dump_generations(
         columns = {**columns, **record.dump_rows.columns(columns["uid"])}
     else:  # validation
         columns = {
-            str(name): [as_dumped(str(name), value) for value in values]
+            str(name): [as_json(value, str(name)) for value in values]
             for name, values in columns.items()
             if name not in (NOTES_KEY, AGENT_SCORE_KEY)
         }

@@ -15,7 +15,7 @@ import numpy as np
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import is_number
-from verl_gdpo.algorithm.statistics import correlation, tied_pairs
+from verl_gdpo.algorithm.statistics import correlation, terms_of_rows, tied_pairs
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.hooks.configuration import has_own_scorer
 from verl_gdpo.run.dump_reader import Scorer, read_dump
@@ -52,7 +52,7 @@ class StepAdvantages:
         std = std_or_0(A_B)
         scaled_B = A_B / std if std else np.full_like(A_B, A_B.mean())
         active_G: Bools = np.bincount(group_B, is_apart(scaled_B)) > 0
-        terms = rewards.terms.of_rows(rows_B)
+        terms = terms_of_rows(rewards.terms, rows_B)
         rounded_B = np.round(scaled_B / SAME_STD)
         return cls(
             A_B=A_B,
