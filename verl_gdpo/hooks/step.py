@@ -277,15 +277,15 @@ def compute_gdpo(
         raise RuntimeError(
             f"gdpo: got {len(response_mask)} rows, but the rewards of {len(rows)} rows"
         )
-    if (names := tuple(step.rewards.weights)) not in _compared:
-        _compared.add(names)
-        for line in small_ranges(step.rewards, settings):
-            logger.info("verl-gdpo: %s", line)
     token_count_B = None
     if settings.batch_norm == "token":
         trained_B = (response_mask != 0).sum(dim=1).cpu().numpy()
         token_count_B = torch.from_numpy(rows.over_sessions(trained_B))
     step.scalars = scalars_of(step.rewards, rows.counted_B, index, settings, token_count_B)
+    if (names := tuple(step.rewards.weights)) not in _compared:
+        _compared.add(names)
+        for line in small_ranges(step.rewards, settings):
+            logger.info("verl-gdpo: %s", line)
     # every row of a session gets the advantage of its last row; padding keeps 0
     A_B = step.scalars.A_B[torch.from_numpy(rows.session_B)]
     advantages_BT = spread_over_tokens(A_B, response_mask)
