@@ -88,9 +88,9 @@ class Policy:
         self.parameters = [of.detach().clone().requires_grad_() for of in parameters]
         self.tokens_SPLC, self.adam = tokens_SPLC, torch.optim.AdamW(self.parameters, lr=rate)
 
-    def choices(self) -> Categorical:
+    def choices(self) -> Any:  # torch does not type its distributions
         embedding, hidden, output = self.parameters
-        logits = (torch.tanh(embedding @ hidden) @ output).unflatten(-1, (L, C))
+        logits = (torch.tanh(embedding @ hidden) @ output).reshape(-1, P, L, C)
         return Categorical(logits=logits.gather(-1, self.tokens_SPLC), validate_args=False)
 
     def step(self, loss_S: Tensor) -> None:
@@ -104,7 +104,7 @@ class Policy:
     def earns(self, shown: Sequence[str]) -> Tensor:
         """Return the share of each shown reward, a row for each seed."""
         logs = self.choices().logits.detach().permute(2, 3, 0, 1)
-        p_RSP = sum(logs[k][EVERY_R11L[:, 0, 0, k]] for k in range(L)).exp()
+        p_RSP = torch.stack([logs[k][EVERY_R11L[:, 0, 0, k]] for k in range(L)]).sum(0).exp()
         of = signals(EVERY_R11L, torch.zeros(3, 1, 1, 1))
         return torch.stack([(p_RSP * of[name]).sum(0).nanmean(-1) for name in shown], -1)
 
@@ -137,7 +137,8 @@ def kept(setting: Setting) -> list[float]:
     present_BK = np.ones(values_BK.shape, bool)
     rewards = RewardMatrix(dict.fromkeys(setting.sizes, 1.0), values_BK.numpy(), present_BK)
     groups = np.add.outer(P * np.arange(S), np.tile(np.arange(P), N)).ravel()
-    return Evidence([(rewards, present_BK[:, 0], groups)], GDPO).keeping_weights()[0].tolist()
+    weights_K, _ = Evidence([(rewards, present_BK[:, 0], groups)], GDPO).keeping_weights()
+    return [*map(float, weights_K)]
 
 
 def train(setting: Setting, weights: list[float], options: Mapping[str, Any]) -> Tensor:
