@@ -193,7 +193,7 @@ MUTANTS = [
         "hooks/scorer_calls.py",
         "return_exceptions=True)\n        raise\n",
         "return_exceptions=True)\n",
-        "hooks/test_reward_manager.py::test_a_cancellation_by_verl_stays_one",
+        "hooks/test_reward_manager.py::test_who_waits_for_a_scorer_is_cancelled_with_it",
     ),
     Mutant(
         "hooks/extend.py",

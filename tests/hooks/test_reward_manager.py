@@ -504,6 +504,17 @@ def test_a_cancellation_by_verl_stays_one(is_async):
     cancelled.loop.run_until_complete(cancel())
 
 
+def test_who_waits_for_a_scorer_is_cancelled_with_it():
+    async def cancel():
+        waiting = asyncio.ensure_future(scorer_calls.in_own_task(asyncio.sleep(60)))
+        await asyncio.sleep(0.01)  # the scorer has begun
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(cancel())
+
+
 def test_a_missing_ground_truth_is_an_error_not_a_low_score():
     message = score(manager(), GOLD, ground_truth=None)["reward_extra_info"][ERROR_KEY]
     assert "ground" in message and "uid u-1" in message
