@@ -138,6 +138,7 @@ def test_fewer_than_five_runs_have_a_line_each_and_more_a_band():
     st.integers(8, 60),
 )
 @example([math.nan] * 20 + [0.0] * 20, 8)
+@example([0.0] * 20 + [-1.0] + [0.0] * 20, 8)
 def test_extremes_and_ends_survive_thinning(values, most):
     kept = thinned(values, most)
     assert kept == sorted({*kept}) and len(kept) <= most
