@@ -27,17 +27,12 @@ async def twice(solution_str, prompt, within_limits):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, event_loop):
     """No Ray, short waits, three attempts."""
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(judge, "FIRST_WAIT", 1e-3)
     monkeypatch.setattr(judge, "LONGEST_WAIT", 1e-3)
     monkeypatch.setattr(judge, "ATTEMPTS", 3)
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    loop.close()
-    asyncio.set_event_loop(None)
 
 
 @pytest.fixture

@@ -63,13 +63,7 @@ def needs(solution_str, threshold):
 """
 
 
-@pytest.fixture(autouse=True)
-def event_loop():
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    loop.close()
-    asyncio.set_event_loop(None)
+pytestmark = pytest.mark.usefixtures("event_loop")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`rubric` in the list of functions: from a function's criteria to advantages, dump and replay."""
 
-import asyncio
 import json
 import re
 from types import SimpleNamespace
@@ -44,13 +43,7 @@ ANSWERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def event_loop():
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    loop.close()
-    asyncio.set_event_loop(None)
+pytestmark = pytest.mark.usefixtures("event_loop")
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ Relies on verl 0.9 `AgentLoopWorker`:
 import asyncio
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -29,7 +28,7 @@ from verl_gdpo.hooks.function_list import KEY, OF_GROUP
 # in the `extra_info` of a reward function
 TOOL_SECONDS, IS_VALIDATION = "tool_seconds", "is_validation"
 _validates: ContextVar[bool] = ContextVar("verl_gdpo_validates", default=False)
-_groups: WeakKeyDictionary[Any, "_Sessions"] = WeakKeyDictionary()  # {task of a session: its group}
+_groups: dict[Any, "_Sessions"] = {}  # {task of a session that runs: its group}
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
 
 
@@ -56,7 +55,11 @@ class _Sessions:
 async def settle(original: Function, tasks: Any) -> Any:
     """Let the sessions of a prompt know each other before one of them begins."""
     _groups.update(dict.fromkeys(tasks, _Sessions(tasks)))
-    return await original(tasks)
+    try:
+        return await original(tasks)
+    finally:  # a task holds its outputs
+        for task in tasks:
+            _groups.pop(task, None)
 
 
 async def run_and_note(
@@ -82,7 +85,7 @@ async def compute_and_mark(
         fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
         fields[IS_VALIDATION] = _validates.get()
     group = _groups.get(asyncio.current_task()) if score is None and is_for_us else None
-    functions = (OmegaConf.select(self.config, KEY) or {}).values()
+    functions = (OmegaConf.select(self.config, KEY) or {}).values() if group else ()
     if group and any(each and each.get("group") for each in functions):
 
         async def score_all(last: list[Any]) -> Any:

@@ -12,8 +12,8 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
 KINDS = ("path", "task", "judge")  # an entry has one of them
-OF_CALL = ("name", "sources", "rubric", "group", "limited", "on_error", "required")
-RESERVED = (*KINDS, "weight", *OF_CALL)  # all others are options
+KEYS = ("name", "weight", "sources", "rubric", "group", "limited", "on_error", "required")
+RESERVED = (*KINDS, *KEYS)  # all others are options
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
 PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
@@ -57,7 +57,7 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     weight = entry.get("weight", 1.0)
     is_schedule = isinstance(weight, Mapping) and all(isinstance(key, int) for key in weight)
     if not isinstance(weight, Mapping) or is_schedule:
-        keys = entry["rewards"] if "judge" in entry else ()
+        keys = entry.get("rewards") or () if "judge" in entry else ()
         names = [f"{name}{JOINT}{key}" for key in keys] or [name]
         return dict.fromkeys(names, {"weight": weight} if is_schedule else weight)
     return {f"{name}{JOINT}{key}": value for key, value in weight.items()}

@@ -190,11 +190,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
     async def _run(self, label: str, pool: Executor, score: functools.partial[Any]) -> Any:
         is_async = inspect.iscoroutinefunction(score.func)
-        result = (
-            score()
-            if is_async
-            else await self._in_thread(pool, self.slow_scoring.call, label, score)
-        )
+        watched = functools.partial(self.slow_scoring.call, label, score)
+        result = score() if is_async else await self._in_thread(pool, watched)
         if inspect.isawaitable(result):
             result = await in_own_task(self.slow_scoring.wait(label, result))
         return result

@@ -258,7 +258,7 @@ def update_validation_metrics(
     infos = {
         name: as_numbers_or_text(column)
         for name, column in infos.items()
-        if not str(name).startswith((NOTES_KEY, AGENT_SCORE_KEY, RUBRIC_KEY))
+        if name not in (NOTES_KEY, AGENT_SCORE_KEY) and not str(name).startswith(RUBRIC_KEY)
     }
     if expected := kwargs.get("expected_acc_counts"):  # since verl 0.9.1
         # verl takes a missing `acc` for a session that failed, and counts it as 0

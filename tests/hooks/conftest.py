@@ -1,0 +1,15 @@
+"""What tests of the hooks share."""
+
+import asyncio
+
+import pytest
+
+
+@pytest.fixture
+def event_loop():
+    """For a reward manager, which takes the loop of its thread."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    loop.close()
+    asyncio.set_event_loop(None)
