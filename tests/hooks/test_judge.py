@@ -190,7 +190,7 @@ def test_the_key_comes_from_the_environment(stub, monkeypatch):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"path": "x.py"}, "q: got .*expected either path=.* or judge=ADDRESS"),
+        ({"path": "x.py"}, "q: got .*expected path=.* or judge=ADDRESS"),
         ({"model": None}, r"q: its function asks for \['model'\]"),
         ({"modle": "m"}, r"q: its function takes no \['modle'\]"),
         ({"template": "Rate"}, "q: .*No such file or directory: 'Rate'"),

@@ -148,8 +148,8 @@ def test_functions_run_side_by_side(file, monkeypatch):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"x": {"name": "length"}}, "reward_functions.x: got .'name'.; expected either path="),
-        ({"x": {"path": "FILE", "task": "gsm8k"}}, "expected either path="),
+        ({"x": {"name": "length"}}, "x: got none of path, task and judge; expected path="),
+        ({"x": {"path": "FILE", "task": "gsm8k"}}, "got .'path', 'task'. of path"),
         ({"x": {"path": "gone.py"}}, "reward_functions.x.path=gone.py: Custom module file not"),
         ({"x": {"path": "FILE", "name": "lenght"}}, "no such function; did you mean 'length'"),
         (

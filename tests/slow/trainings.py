@@ -5,19 +5,21 @@ sample. A tiny untrained model gets ToolRL's rewards, which are always the lowes
 rewards that vary.
 """
 
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
 
-import numpy as np
 import oracle
+import planted
 import pytest
 import two_outputs
+from judge_stub import judge_stub
 from rollout_check import BATCH, GRPO, SAMPLES, check_advantages, check_rollouts
 from small_trainings import REWARD_FILE, check_error, overrides
 from start_verl import run_verl
-from varied_reward import PATTERNS, asked_at_once, letters_alone, service_fails
+from varied_reward import PATTERNS, letters_alone, service_fails
 
 from verl_gdpo.tasks.lengths import smooth
 from verl_gdpo.tasks.tool_rl import score as tool_rl
@@ -127,50 +129,61 @@ def test_verl_0_9_0_until_the_scorer_raises_for_one_row(assets, tmp_path, verl_0
 # --- a list of reward functions ------------------------------------------------------------------
 
 
-def test_functions_from_three_places_of_which_one_is_a_service(assets, tmp_path):
-    """A task, a package and a file; the service has limits, and is missing where it fails."""
-    log = tmp_path / "service.log"
-    entries = {
-        "tool": {"task": "tool_rl"},
-        "letters": {"path": REWARD_FILE, "name": "letters_alone"},
-        "brief": {"path": "pkg://verl_gdpo.tasks.lengths", "name": "smooth", "limit": 8},
-        "service": {
-            **{"path": REWARD_FILE, "name": "service", "log": log, "weight": "{digits: 1.0}"},
-            **{"limited": True, "on_error": "missing"},
-        },
-    }
-    entries["tool"]["weight"] = "{format: 1.0, correctness: 1.0}"
-    listed = [
-        f"+reward.reward_functions.{name}.{key}={value}"
-        for name, entry in entries.items()
-        for key, value in entry.items()
-    ]
-    limits = ("+reward.max_concurrent=2", "++algorithm.gdpo.max_failed=0.6", "reward.num_workers=3")
-    steps = ("trainer.total_training_steps=2", "trainer.val_before_train=True")
-    run = run_verl(tmp_path, overrides(assets, *listed, *limits, *steps, scorer=None))
+def test_functions_from_three_places_of_which_one_is_a_judge(assets, tmp_path):
+    """A task, a package, a file and a judge; each planted fault is its own sample's alone."""
+    (tmp_path / "template.txt").write_text("Rate for {prompt}: {response}")
+    (tmp_path / "agent_loops.yaml").write_text(planted.CONFIG)
+    agent = "actor_rollout_ref.rollout.agent"
+    with judge_stub() as stub:
+        entries = {
+            "tool": {"task": "tool_rl", "weight": "{format: 1.0, correctness: 1.0}"},
+            "letters": {"path": REWARD_FILE, "name": "letters_alone"},
+            "brief": {"path": "pkg://verl_gdpo.tasks.lengths", "name": "smooth", "limit": 8},
+            "q": {
+                **{"judge": stub.address, "model": "m", "template": tmp_path / "template.txt"},
+                **{"rewards": "{clear: [0, 10], right: [0, 1]}", "on_error": "missing"},
+            },
+        }
+        run = run_verl(
+            tmp_path,
+            overrides(
+                assets,
+                *(
+                    f"+reward.reward_functions.{name}.{key}={value}"
+                    for name, entry in entries.items()
+                    for key, value in entry.items()
+                ),
+                *("+reward.max_concurrent=2", "+reward.timeout=2", "reward.num_workers=3"),
+                *("++algorithm.gdpo.max_failed=0.6", "trainer.total_training_steps=2"),
+                *("data.shuffle=False", "data.max_response_length=64"),
+                f"{agent}.agent_loop_config_path={tmp_path}/agent_loops.yaml",
+                f"{agent}.default_agent_loop=planted",
+                scorer=None,
+            ),
+            PYTHONPATH=os.pathsep.join([str(REWARD_FILE.parent), os.environ.get("PYTHONPATH", "")]),
+        )
     assert run.exit_code == 0, run.last_lines()
-    failed = 0
     for step in (1, 2):
         rows = [row for row in run.dump(step) if not row["is_padding"]]
-        present = [[True] * 4 + [not service_fails(row["output"])] for row in rows]
+        present = [[True] * 4 + [row["output"] not in planted.FAIL] * 2 for row in rows]
         rewards = []
         for row, (*_, is_there) in zip(rows, present, strict=True):
             text, length = row["output"], row["response_tokens"]
             named = {f"tool__{k}": v for k, v in tool_rl.score(text, row["gts"]).items()}
             named |= {"letters": letters_alone(text)}
             named |= {"brief": smooth({"response_tokens": length}, 8)}
-            digits = sum(map(str.isdigit, text)) if is_there else None
-            rewards.append([*named.values(), digits or 0.0])
-            named["service__digits"] = digits
-            when = {"service__when": "False"} if is_there else {}
-            assert row["rewards"] == pytest.approx({**named, **when})
+            judged = stub.gave[text] if is_there else dict.fromkeys(["clear", "right"])
+            named |= {f"q__{name}": judged[name] for name in ("clear", "right")}
+            rewards.append([value or 0.0 for value in named.values()])
+            assert json.loads(row["rewards"].pop("q__answer", "null")) == (
+                judged if is_there else None
+            )
+            assert row["rewards"].pop("q__call", {"tokens": 12})["tokens"] == 12
+            assert row["rewards"] == pytest.approx(named)
+        assert {row["output"] for row in rows} >= {*planted.SAID}
         check_advantages(rows, rewards, present=present)
-        share = np.mean([not there[-1] for there in present])
-        assert run.steps()[step]["gdpo/scoring/failed_service"] == pytest.approx(share)
-        failed += share
-    assert 0 < failed < 1.2
-    at_once, _ = asked_at_once(log)
-    assert max(at_once) == 2 and at_once[-1] == 0
+        assert run.steps()[step]["gdpo/scoring/failed_q"] == len(planted.FAIL) / len(rows)
+    assert stub.most == 2
 
 
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])

@@ -263,7 +263,7 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
     conditions = {term.when.reward for term in settings.terms.values() if term.when}
     is_summed = not uses_estimator or settings.group_norm == "summed"
     for name, entry in entries_of(config).items():
-        on_error, why = entry.get("on_error"), ""
+        on_error, why = entry["on_error"], ""
         if on_error == "missing" and (is_summed or conditions & {*weights_of_entry(name, entry)}):
             why = "the rewards are summed first" if is_summed else "a condition asks for it"
         elif on_error == "drop" and filters_groups and not uses_estimator:
@@ -273,7 +273,7 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
                 f"{FUNCTIONS}.{name}.on_error={on_error}: {why}, so a sample without this reward "
                 "would count as a bad one. Set on_error=stop"
             )
-        if entry.get("rubric") and settings.combine:
+        if entry["rubric"] and settings.combine:
             yield (
                 f"{FUNCTIONS}.{name}.rubric={entry['rubric']} with algorithm.gdpo.combine="
                 f"{settings.combine.name}: it takes the same rewards of all prompts. Leave one out"

@@ -12,8 +12,9 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
 
 KEY = "reward.reward_functions"
 KINDS = ("path", "task", "judge")  # an entry has one of them
-KEYS = ("name", "weight", "sources", "rubric", "group", "limited", "on_error", "required")
-RESERVED = (*KINDS, *KEYS)  # all others are options
+DEFAULTS = {"name": "compute_score", "sources": None, "on_error": "stop", "required": True}
+DEFAULTS |= dict.fromkeys(("rubric", "group", "limited"), False)
+RESERVED = (*KINDS, *DEFAULTS, "weight")  # all others are options
 ON_ERROR = ("stop", "missing", "drop")
 JOINT = "__"
 PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
@@ -21,34 +22,37 @@ OF_GROUP = "verl_gdpo_group"  # a column: all rows of the batch are samples of o
 
 
 def entries_of(config: Any) -> dict[str, dict[str, Any]]:
-    """Return {name: keys} of the list, which may be empty."""
+    """Return {name: keys, with their defaults} of the list, which may be empty."""
     entries = plain(OmegaConf.select(config, KEY)) or {}
-    return {name: entry or {} for name, entry in entries.items()}
+    return {name: {**DEFAULTS, **(entry or {})} for name, entry in entries.items()}
 
 
 def check_entry(where: str, entry: Mapping[str, Any]) -> None:
     """Raise ValueError for an entry that has not one of `KINDS`, or is not `required`."""
     if len(entry.keys() & KINDS) != 1:
         raise ValueError(
-            f"{where}: got {sorted(entry)}; expected either path=FILE.py (or pkg://MODULE), with "
-            "name=FUNCTION, or task=TASK, a task of `verl-gdpo data`, or judge=ADDRESS, of a model"
+            f"{where}: got {sorted(entry.keys() & KINDS) or 'none'} of path, task and judge; "
+            "expected path=FILE.py (or pkg://MODULE), with name=FUNCTION, or task=TASK, a task of "
+            "`verl-gdpo data`, or judge=ADDRESS, of a model"
         )
     for key in ("group", "rubric"):
-        if entry.get(key) and "path" not in entry:
+        if entry[key] and "path" not in entry:
             raise ValueError(f"{where}.{key}={entry[key]}: only a function of `path` can have it")
-    if str(entry.get("required", True)).lower() != "true":
+    if str(entry["required"]).lower() != "true":
         raise ValueError(
             f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "
             "the run. Leave the key out"
         )
-    if (on_error := entry.get("on_error", "stop")) not in ON_ERROR:
-        raise ValueError(f"{where}.on_error={on_error}: expected one of {', '.join(ON_ERROR)}")
-    if (rubric := entry.get("rubric")) and "" not in weights_of_entry("", entry):
+    if entry["on_error"] not in ON_ERROR:
+        expected = f"expected one of {', '.join(ON_ERROR)}"
+        raise ValueError(f"{where}.on_error={entry['on_error']}: {expected}")
+    if entry["rubric"] and "" not in weights_of_entry("", entry):
         raise ValueError(
-            f"{where}.rubric={rubric}: got weight={entry['weight']}; expected a number or schedule "
-            "for all criteria. Their own weights come with the row: rubric=KEY_OF_EXTRA_INFO"
+            f"{where}.rubric={entry['rubric']}: got weight={entry['weight']}; expected a number or "
+            "schedule for all criteria. Their own weights come with the row: "
+            "rubric=KEY_OF_EXTRA_INFO"
         )
-    if isinstance(entry.get("sources"), str):
+    if isinstance(entry["sources"], str):
         raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")
 
 
@@ -76,7 +80,7 @@ def refuse_without_v1(config: Any) -> None:
 
 def is_limited(entry: Mapping[str, Any]) -> bool:
     """Return whether the limits of requests hold for a function."""
-    return bool(entry.get("limited")) or "judge" in entry
+    return bool(entry["limited"]) or "judge" in entry
 
 
 def limited_functions(config: Any) -> list[str]:

@@ -35,7 +35,6 @@ from verl_gdpo.hooks.function_list import (
     RESERVED,
     check_entry,
     entries_of,
-    is_limited,
     weights_of_entry,
 )
 from verl_gdpo.hooks.judge import Judge
@@ -54,28 +53,15 @@ Run = Callable[["ListedFunction", functools.partial[Result]], Awaitable[Result]]
 
 @dataclass(frozen=True)
 class ListedFunction:
-    """One entry of the list.
+    """One entry of the list, with what it calls.
 
     options: for the function, from the configuration.
-    sources: the values of `data_source` that it scores; None for all.
-    names: of its rewards as far as the configuration tells.
-    on_error: whether the run ends where it fails ("stop"), its rewards are "missing", or the
-        sample is dropped ("drop").
-    is_limited: whether the limits of requests hold for it.
-    is_group: whether it gets all samples of a group at once.
-    rubric: whether it returns criteria, or the key of the row's extra_info with their weights.
     """
 
     name: str
     function: Callable[..., Any]
     options: Mapping[str, Any]
-    sources: frozenset[str] | None
-    names: Sequence[str]
-    is_task: bool = False
-    on_error: str = "stop"
-    is_limited: bool = False
-    is_group: bool = False
-    rubric: bool | str = False
+    entry: Mapping[str, Any]
 
     @property
     def takes_limits(self) -> bool:
@@ -83,14 +69,20 @@ class ListedFunction:
         return "within_limits" in inspect.signature(self.function).parameters
 
     def scores(self, data_source: str) -> bool:
-        return self.sources is None or data_source in self.sources
+        return self.entry["sources"] is None or data_source in self.entry["sources"]
+
+    @property
+    def names(self) -> list[str]:
+        """Its rewards, as far as the configuration tells."""
+        return [*weights_of_entry(self.name, self.entry)]
 
     async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return {name: value} for a row, of which `row` has all that a function may take."""
-        result = await (row[OF_GROUP](self, run) if self.is_group else run(self, self.call(row)))
-        if not self.rubric:
+        is_group, rubric = self.entry["group"], self.entry["rubric"]
+        result = await (row[OF_GROUP](self, run) if is_group else run(self, self.call(row)))
+        if not rubric:
             return self.named(result)
-        weights = None if self.rubric is True else row["extra_info"].get(self.rubric, {})
+        weights = None if rubric is True else row["extra_info"].get(rubric, {})
         # the manager adds them up
         return {self.name: None, f"{RUBRIC_KEY}{self.name}": criteria_of(result, weights)}
 
@@ -101,14 +93,14 @@ class ListedFunction:
         try:
             return await self.rewards(run, row), False
         except Exception:
-            if self.on_error == "stop":
+            if self.entry["on_error"] == "stop":
                 raise
             logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
             return dict.fromkeys(self.names), True
 
     def call(self, row: Mapping[str, Any]) -> functools.partial[Result]:
         """Return the call with what it takes of a row, or of a group."""
-        if self.is_task:
+        if "task" in self.entry:
             taken = {name: row[other] for name, other in TASK_ARGUMENTS.items()}
             taken["response_tokens"] = row["extra_info"]["response_tokens"]
         else:
@@ -122,7 +114,7 @@ class ListedFunction:
     def named(self, result: Result) -> dict[str, Any]:
         """Return what the function returned, under the names that it has in the run.
 
-        >>> ListedFunction("judge", max, {}, None, ()).named({"clear": 1.0, "why": "short"})
+        >>> ListedFunction("judge", max, {}, {}).named({"clear": 1.0, "why": "short"})
         {'judge__clear': 1.0, 'judge__why': 'short'}
 
         Raises:
@@ -158,34 +150,25 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
     check_name(name)
     check_entry(where, entry)
     options = {key: value for key, value in entry.items() if key not in RESERVED}
-    sources = entry.get("sources")
     if task := entry.get("task"):
         if task not in TASKS:
             raise ValueError(f"{where}.task={task}: unknown{hint(task, [*TASKS])}")
         function: Callable[..., Any] = TASKS[task].score
     elif "judge" in entry:
-        function, options = _judge(where, {**options, "judge": entry["judge"]}, sources != []), {}
+        function, options = _judge(where, {**options, "judge": entry["judge"]}, entry), {}
     else:
-        function = _load(where, entry["path"], entry.get("name", "compute_score"))
-        plural = PLURAL if entry.get("group") else {}
+        function = _load(where, entry["path"], entry["name"])
+        plural = PLURAL if entry["group"] else {}
         arguments = [plural.get(each, each) for each in (*ARGUMENTS, *OURS)]
         _check_signature(where, function, options, arguments)
-    return ListedFunction(
-        *(name, function, options, None if sources is None else frozenset(sources)),
-        names=[*weights_of_entry(name, entry)],
-        is_task=task is not None,
-        on_error=entry.get("on_error", "stop"),
-        is_limited=is_limited(entry),
-        is_group=bool(entry.get("group", False)),
-        rubric=entry.get("rubric", False),
-    )
+    return ListedFunction(name, function, options, entry)
 
 
-def _judge(where: str, options: Mapping[str, Any], is_asked: bool) -> Judge:
+def _judge(where: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> Judge:
     _check_signature(where, Judge, options, (*ARGUMENTS, *OURS))
     try:
         judge = Judge(**options)
-        if is_asked:
+        if entry["sources"] != []:  # else nothing asks it
             judge.connect()
     except (OSError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
@@ -255,13 +238,13 @@ async def score_with(
         name: None for each in listed if not each.scores(source) for name in each.names
     }
     results = await asyncio.gather(*(each.rewards_or_none(run, row) for each in own))
-    notes = {f"{FAILED}{each.name}": 0.0 for each in listed if each.on_error != "stop"}
-    if "drop" in [each.on_error for each in listed]:
+    notes = {f"{FAILED}{each.name}": 0.0 for each in listed if each.entry["on_error"] != "stop"}
+    if "drop" in [each.entry["on_error"] for each in listed]:
         notes[DROPPED] = 0.0
     for each, (named, has_failed) in zip(own, results, strict=True):
         if has_failed:
             notes[f"{FAILED}{each.name}"] = 1.0
-            notes |= {DROPPED: 1.0} if each.on_error == "drop" else {}
+            notes |= {DROPPED: 1.0} if each.entry["on_error"] == "drop" else {}
         if twice := sorted(named.keys() & rewards.keys()):
             raise ValueError(f"{KEY}.{each.name}: another function returns {twice} too; rename it")
         rewards |= named

@@ -37,7 +37,7 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
-from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of
+from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of, is_limited
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.limits import Limiter, check_limits
 from verl_gdpo.hooks.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
@@ -201,7 +201,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     ) -> Any:
         """Call a function of the list; no two of them share threads."""
         label = f"{label}, function {function.name}"
-        limited = (self.limiter if function.is_limited else Limiter(None)).call
+        limited = (self.limiter if is_limited(function.entry) else Limiter(None)).call
         if function.takes_limits:
             return await in_own_task(
                 score(
