@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from memory_queue import MemoryQueue
 from torch.utils._python_dispatch import TorchDispatchMode
 from transfer_queue import KVBatchMeta
-from v1_step import A_OF, REWARDS, dump, fill, make_trainer, ours, sample_and_train
+from v1_step import A_OF, REWARDS, dump, fill, make_trainer, ours, sample_and_train, step_of
 from verl import DataProto
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -29,11 +28,6 @@ from verl_gdpo.run.dump_reader import read_dump
 
 VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
 FILTER = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]
-
-
-@pytest.fixture
-def queue(monkeypatch):
-    return MemoryQueue(monkeypatch)
 
 
 def read_strictly(path):
@@ -97,9 +91,7 @@ def test_trainers_of_one_process_do_not_touch_each_other(queue, tmp_path):
     for trainer in (*kinds, *kinds):
         queue.rows.clear()
         fill(queue)
-        batch, _ = trainer.replay_buffer.sample(7, "train", 2)
-        metrics = {}
-        trainer._compute_advantage(batch, metrics)
+        _, metrics = step_of(trainer)
         is_ours = trainer.config.algorithm.adv_estimator == "gdpo"
         assert ("gdpo/a/mean" in metrics) == is_ours
         assert ("mine" in metrics) == isinstance(trainer, WithSuper)
@@ -127,25 +119,19 @@ def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeyp
         )
     trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
     fill(queue)
-    metrics = {}
-    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
-    trainer._compute_advantage(batch, metrics)
+    _, metrics = step_of(trainer)
     assert count["scalars"] == 1
     assert metrics["gdpo/a/share"] == pytest.approx(0.25 if estimator == "grpo" else 0.4)
 
 
 def test_data_sources_that_only_the_batches_tell(queue, tmp_path):
     """With a reward function of the user, nobody has looked at the data sources before."""
-    trainer, metrics = ours(tmp_path), {}
+    trainer, told = ours(tmp_path), []
     for number, source in enumerate(["d", "e", "d"]):
         info = {"a": float(number), "score": float(number)}
         queue.add_group(f"u{number}", [info, info], lengths=(2, 3), data_source=source)
-        batch, _ = trainer.replay_buffer.sample(7, "train", 1)
-        metrics[number] = {}
-        trainer._compute_advantage(batch, metrics[number])
-    told = [
-        {name for name in logged if name.startswith("gdpo/a/mean/")} for logged in metrics.values()
-    ]
+        _, metrics = step_of(trainer, 1)
+        told.append({name for name in metrics if name.startswith("gdpo/a/mean/")})
     # a curve of a source must not end because one step has no other source
     assert told == [set(), {"gdpo/a/mean/e"}, {"gdpo/a/mean/d"}]
 
@@ -202,9 +188,7 @@ def test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained(queue
     fill(queue)
     queue.rows["u_1_0"]["response_mask"] = torch.tensor([1, 0, 0])
     trainer = ours(tmp_path, "+algorithm.gdpo.batch_norm=token", "+algorithm.gdpo.eps=0")
-    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
-    metrics = {}
-    trainer._compute_advantage(batch, metrics)
+    _, metrics = step_of(trainer)
     # z of a and b: u 0 and -+ .7071, v -+ .7071 each; tokens 2 1 2 3
     S, tokens = np.array([-1, 1, -2, 2]) * 0.5**0.5, np.array([2, 1, 2, 3])
     mean = (S * tokens).sum() / 8

@@ -14,7 +14,7 @@ import pytest
 import torch
 from added_task import add_task
 from omegaconf import OmegaConf
-from reward_rows import GOLD, Tokenizer, row_of
+from reward_rows import GOLD, Tokenizer, row_of, scored
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopMetrics,
@@ -35,16 +35,7 @@ from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.scorer_calls import SlowScoring
 from verl_gdpo.tasks import TASKS
 
-
-@pytest.fixture(autouse=True)
-def event_loop():
-    """verl's base class takes the current loop, as it finds it in a Ray actor."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
-    asyncio.set_event_loop(None)
+pytestmark = pytest.mark.usefixtures("event_loop")
 
 
 def manager(
@@ -74,8 +65,7 @@ def verls_default(data_source, solution_str, ground_truth, extra_info):
 
 
 def score(manager, response, ground_truth=GOLD, data_source="rlla", **fields):
-    row = row_of(response, ground_truth, data_source, **fields)
-    return manager.loop.run_until_complete(manager.run_single(row))
+    return scored(manager, response, ground_truth, data_source, **fields)
 
 
 def test_our_scorer_is_chosen_by_data_source():
