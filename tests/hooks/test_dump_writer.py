@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transfer_queue import KVBatchMeta
-from v1_step import A_OF, REWARDS, dump, fill, make_trainer, ours, sample_and_train, step_of
+from v1_step import A_OF, dump, fill, make_trainer, ours, sample_and_train, step_of
 from verl import DataProto
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -197,31 +196,6 @@ def test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained(queue
     assert metrics["gdpo/batch_norm_std"] == pytest.approx(std)
 
 
-def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
-    trainer = ours(tmp_path, "data.train_batch_size=1")
-    batches = []
-    for uid in ("u", "v"):
-        infos = [{"a": float(a), "b": float(b), "score": float(a + b)} for a, b in REWARDS[uid]]
-        queue.add_group(uid, infos, lengths=(2, 3))
-        batches.append(sample_and_train(trainer, 1))
-    keys = [key for batch in reversed(batches) for key in batch.keys]
-    tags = [queue.tags[key][1] for key in keys]
-    both = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
-    rows = read_dump(dump(trainer, both))
-    # each group is a batch of its own: -+ .7071
-    half = 0.5**0.5
-    expected = [-half, half, -half, half]
-    assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-3)
-    assert [row["rewards"]["a"] for row in rows] == [0.0, 0.0, 0.0, 1.0]
-    assert [row["batch"] for row in rows] == [0, 0, 1, 1]
-    trainer._init_dump_executor()
-    trainer.global_steps = 8
-    queue.add_group("w", infos, lengths=(2, 3))
-    sample_and_train(trainer, 1)
-    with pytest.raises(RuntimeError, match=r"4 of 4 rows were in no batch .* such as u_0_0"):
-        dump(trainer, both)  # the step before is forgotten
-
-
 ODD = {
     "tests": {1},
     "raw": b"\xff",
@@ -236,16 +210,6 @@ ODD = {
     "cut": "x" * 20_000,
 }
 NAMED = ["+algorithm.gdpo.rewards.a=1.0", "+algorithm.gdpo.rewards.b=1.0"]
-
-
-def test_what_json_cannot_hold_does_not_end_the_run(queue, tmp_path):
-    trainer = ours(tmp_path, *NAMED)
-    rows = read_strictly(dump(trainer, sample_and_train(trainer, len(fill(queue, **ODD)))))
-    rewards = rows[3]["rewards"]
-    assert {*rewards} == {"a", "b", *ODD}
-    assert (rewards["tests"], rewards["exact"], rewards["unknown"]) == ("{1}", 0.5, "nan")
-    assert len(rewards["cut"]) < 11_000
-    assert rows[3]["advantage"] == pytest.approx(A_OF["v_1_0"], abs=1e-4)
 
 
 def validate(queue, trainer, more=lambda prompt, sample: {}):

@@ -489,8 +489,8 @@ def test_columns_count_where_verl_has_made_them():
 
 
 def test_without_columns_the_message_says_what_to_do():
-    for keys in ([], ["score"]):
-        data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)
+    of_none = [batch({"score": np.zeros(8)}, reward_extra_keys=keys) for keys in ([], ["score"])]
+    for data in (*of_none, batch()):
         with pytest.raises(RewardError, match=r"derived from verl's PPOTrainer.*non_tensor_batch"):
             estimated(data)
 

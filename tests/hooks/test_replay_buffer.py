@@ -342,7 +342,7 @@ def test_a_batch_is_checked_and_its_metrics_are_added(queue, partition):
     ],
 )
 def test_what_is_lost_of_a_prompt_that_failed(mode, partition, lost):
-    left = ["one_0_0", "two_0_0", "two_1_0", "two_1_1", "whole_0_0"]
+    left = ["one_0_0", "one_0_1", "two_0_0", "two_1_0", "two_1_1", "whole_0_0"]
     made = SimpleNamespace(
         failure_keys={partition: {"none", "one", "two"}},
         finished_keys={partition: {"whole"}},

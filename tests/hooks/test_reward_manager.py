@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import math
 import re
 import sys
 import threading
@@ -372,6 +373,8 @@ def error_of(scorer, **fields):
         (failing({"a": "high"}), {}, "the scorer returned no number: {'a': 'high'}"),
         (failing({"a": "high"}), {"gdpo": {"rewards": {"a": 1}}}, "reward 'a' is 'high'"),
         (failing({}), {}, "the scorer returned no number: {}"),
+        (failing({"a": 10**400}), {}, "reward 'a' is inf; expected a finite number"),
+        (failing({"a": torch.tensor(math.inf)}), {}, "'a' is inf; expected a finite number"),
         (failing({"a": 0.7, "b": 1.0, "score": 1.0}), {}, r"score=1, .* not the sum of \{'a': 0.7"),
         (failing(StopIteration), {}, r"StopIteration \[.*test_reward_manager.py:\d+\]"),
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"b": 1}}}, r"'b' is configured.*\['a'\]"),
@@ -585,11 +588,6 @@ def test_a_score_alone_is_the_reward_acc(caplog):
     assert result["reward_extra_info"] == {"score": 0.5, "pred": "7", "acc": 0.5}
 
 
-@pytest.mark.parametrize("value", [10**400, torch.tensor(float("inf"))])
-def test_a_number_too_large_is_an_error(value):
-    assert "reward 'a' is inf; expected a finite number" in error_of(failing({"a": value}))
-
-
 CODE = "```python\nprint(int(input()) + 1)\n```"
 TESTS = '{"inputs": ["1\\n"], "outputs": ["2\\n"]}'
 # a data source of each scorer that verl has offline: a right response and its ground truth
@@ -634,20 +632,16 @@ def test_the_sample_that_takes_longest_is_named_ever_more_rarely():
     assert slow.overdue(1000) is None
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
+def test_a_sample_that_waits_for_its_turn_is_not_named(as_scorer):
     def scorer(*_, **__):
         seen.append(scoring.slow_scoring.overdue(time.monotonic() + 1e3))
         return 1.0
-
-    async def in_the_loop(*_, **__):
-        return scorer()
 
     async def score_two():
         await asyncio.gather(*(scoring.run_single(row_of("x", uid=uid)) for uid in "ab"))
 
     seen = []
-    scoring = manager(in_the_loop if is_async else scorer)
+    scoring = manager(as_scorer(scorer))
     scoring.make_threads = lambda _: ThreadPoolExecutor(1)
     scoring.loop.run_until_complete(score_two())
     assert len(seen) == 2
