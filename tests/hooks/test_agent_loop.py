@@ -184,11 +184,6 @@ def written(trainer, folder):
     return sorted(rows, key=lambda row: (row["input"], row["score"]))
 
 
-@pytest.fixture
-def on_v1(workers, monkeypatch, tmp_path):
-    return OnV1(workers, monkeypatch, tmp_path)
-
-
 @pytest.fixture(params=[OnV1, OnLegacy])
 def trainer(request, workers, monkeypatch, tmp_path):
     return request.param(workers, monkeypatch, tmp_path)
@@ -229,15 +224,6 @@ def test_what_verl_counts_is_no_reward_unless_it_is_named(trainer):
     rows = [[row[2], 2 * (number % 4)] for number, row in enumerate(ROWS)]
     expected = oracle.gdpo(rows, UIDS, weights=[1, 0.5])
     assert [*named.values()] == pytest.approx(expected, abs=1e-6)
-
-
-def test_several_outputs_of_a_session_share_its_rewards(on_v1):
-    given = gym_results()
-    given["p"] = [(*one, 2) for one in given["p"]]
-    advantages = on_v1.train(given)
-    firsts = [advantages[f"{p}_{i}_0"] for p in "pq" for i in range(4)]
-    assert firsts == pytest.approx(oracle.gdpo(ROWS, UIDS), abs=1e-6)
-    assert [advantages[f"p_{i}_1"] for i in range(4)] == [advantages[f"p_{i}_0"] for i in range(4)]
 
 
 NO_NAMES = (

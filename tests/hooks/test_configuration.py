@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 from omegaconf import OmegaConf
+from run_config import run_config
 
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import has_gdpo, row_names, settings_of_run
@@ -12,17 +13,9 @@ from verl_gdpo.tools.compose import composed
 
 
 def run(rewards, custom=None, manager="gdpo", **kwargs):
-    return OmegaConf.create(
-        {
-            "algorithm": {"adv_estimator": "gdpo", "gdpo": {"rewards": rewards}},
-            "reward": {
-                "reward_manager": {"source": "register", "name": manager},
-                "reward_model": {"enable": False, "enable_resource_pool": False},
-                "custom_reward_function": {"path": custom},
-                "reward_kwargs": kwargs,
-            },
-        }
-    )
+    changes = {"algorithm.gdpo": {"rewards": rewards}, "reward.reward_kwargs": kwargs}
+    changes["reward.custom_reward_function.path"] = custom
+    return run_config(**changes, **{"reward.reward_manager.name": manager})
 
 
 @pytest.mark.parametrize(

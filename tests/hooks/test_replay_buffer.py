@@ -49,15 +49,13 @@ def buffer(metric="reward"):
     return made
 
 
-def put(queue, buffer, groups, weights=None, partition="train"):
+def put(queue, buffer, groups, partition="train"):
     """Finished groups {uid: rewards, one row a session}; a key `uid_session_index` may be given."""
     for uid, rewards in groups.items():
         buffer.finished_keys[partition].add(uid)
         for session, values in enumerate(rewards):
             info = dict(zip("abc", map(float, values), strict=False))
-            score = sum(
-                weight * value for weight, value in zip(weights or [1] * 3, values, strict=False)
-            )
+            score = sum(values)
             key = f"{uid}_{session}_0"
             buffer.partitions[partition][key] = {}
             queue[key] = {
@@ -67,11 +65,11 @@ def put(queue, buffer, groups, weights=None, partition="train"):
             }
 
 
-def filtered(queue, groups, settings=None, metric="reward", weights=None):
+def filtered(queue, groups, settings=None, metric="reward"):
     """A buffer that holds `groups` and filters by the settings."""
     made = buffer(metric)
     record_of(made).filter_by(settings or GdpoSettings(), metric)
-    put(queue, made, groups, weights)
+    put(queue, made, groups)
     return made
 
 
@@ -119,6 +117,8 @@ CONDITIONED = {"u": [(0, 3), (0, 5)], "w": [(1, 3), (1, 5)], "v": [(1, 0), (0, 5
         # z is -+ .8660 s / (s + eps), s = .577 and 3.12: eps leaves 1.2e-4, which is no gradient
         ({}, {"u": [(1, -3), (0, 2.4), (1, -3), (0, 2.4)]}, {"u"}),
         ({"rewards": WHEN}, CONDITIONED, {"u", "v"}),
+        # 1 a + 2 b is 2 in each row, but z_b = -z_a and S = z_a - 2 z_a
+        ({"rewards": {"a": 1.0, "b": 2.0}}, {"u": [(0, 1), (2, 0), (0, 1), (2, 0)]}, set()),
     ],
 )
 def test_the_settings_decide(queue, gdpo, groups, dropped):
@@ -131,17 +131,6 @@ def test_other_estimators_keep_verls_rule(queue):
     put(queue, filtering, GROUPS)
     dropped, _ = filtering._dapo_filtered_keys("train")
     assert dropped == {"tied", "opposed", "constant"}
-
-
-def test_weights_decide(queue):
-    # 1 a + 2 b is 2 in each row, but z_b = -z_a and S = z_a - 2 z_a
-    groups = {"u": [(0, 1), (2, 0), (0, 1), (2, 0)]}
-    settings = read_settings({"gdpo": {"rewards": {"a": 1.0, "b": 2.0}}})
-    filtering = filtered(queue, groups, settings, weights=[1, 2])
-    assert filtering._dapo_filtered_keys("train") == (set(), Counter())
-    verls = buffer("score")
-    put(queue, verls, groups, [1, 2])
-    assert verls._dapo_filtered_keys("train") == ({"u"}, Counter({2.0: 1}))
 
 
 def test_the_weights_of_the_step_decide(queue):

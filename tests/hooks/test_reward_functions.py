@@ -6,9 +6,9 @@ import threading
 from contextlib import nullcontext
 
 import pytest
-from omegaconf import OmegaConf
 from repository import REPO
 from reward_rows import Tokenizer, row_of, scored
+from run_config import listed
 
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows, RewardError
@@ -75,20 +75,7 @@ def file(tmp_path):
 
 
 def config_of(entries, **algorithm):
-    return OmegaConf.create(
-        {
-            "algorithm": {"adv_estimator": "gdpo", **algorithm},
-            "reward": {
-                "custom_reward_function": {"path": None, "name": "compute_score"},
-                "reward_manager": {"source": "register", "name": "gdpo"},
-                "reward_model": {"enable": False},
-                "reward_functions": entries,
-            },
-            "actor_rollout_ref": {"rollout": {"n": 4}},
-            "trainer": {"experiment_name": "run"},
-            "transfer_queue": {"enable": False},
-        }
-    )
+    return listed(entries, algorithm=algorithm)
 
 
 def manager_of(config):

@@ -316,20 +316,6 @@ def prompt(queue, uid, status, partition="train"):
     queue[uid] = tag
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """No more lost prompts than kept ones are tolerated."""
-    monkeypatch.setattr(rollout_guard, "LEAST_TOLERATED", 0)
-
-
-def test_sync_does_not_go_on_with_single_rollouts(queue, small):
-    for uid in "ab":
-        prompt(queue, uid, "failure")
-        queue[f"{uid}_1_0"] = {}
-    with pytest.raises(RolloutError, match=r"2 of the last 2 prompts .*'train' .* for uid=a'"):
-        buffer_of(ReplayBuffer, "sync", 0).sample(1, "train", 2)
-
-
 def test_async_does_not_replace_prompts_for_ever(queue):
     sent = []
 
