@@ -9,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from drawn_batches import batches, random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity_batch import PARITY_GROUPS, PARITY_LENGTHS, PARITY_REWARDS, mask_of
@@ -96,26 +97,9 @@ REWARD = st.one_of(
 )
 
 
-@st.composite
-def batches(draw):
-    n, k = draw(st.integers(1, 14)), draw(st.integers(1, 4))
-
-    def rows_of(strategy):
-        return draw(st.lists(strategy, min_size=n, max_size=n))
-
-    return {
-        "rewards": rows_of(st.lists(REWARD, min_size=k, max_size=k)),
-        "groups": rows_of(st.sampled_from(["a", "b", "c"])),
-        "present": rows_of(st.lists(st.booleans(), min_size=k, max_size=k)),
-        "valid": rows_of(st.booleans()),
-        "lengths": rows_of(st.integers(0, 9)),
-        "weights": draw(st.lists(st.floats(-3, 3, width=32), min_size=k, max_size=k)),
-    }
-
-
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(
-    batch=batches(),
+    batch=batches(REWARD, st.floats(-3, 3, width=32)),
     eps=st.sampled_from([1e-6, 1e-4, 0.1]),
     group_norm=st.sampled_from(["per_reward", "summed"]),
     batch_norm=st.sampled_from(["sample", "token", "none"]),
@@ -136,12 +120,6 @@ def test_equals_the_naive_loop(batch, **options):
 
 
 # --- laws ----------------------------------------------------------------------------------------
-
-
-def random_batch(seed=0, n=24, k=3, G=4):
-    generator = torch.Generator().manual_seed(seed)
-    rewards = torch.rand((n, k), generator=generator, dtype=torch.float64).round(decimals=1)
-    return rewards, [i // G for i in range(n)]
 
 
 scalars = compute_gdpo_scalars

@@ -9,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from drawn_batches import batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metrics_of_batch import EXACT, GROUPS, LENGTHS, REWARDS, matrix, of_batch
@@ -442,40 +443,22 @@ VALUES = st.one_of(
 )
 
 
-@st.composite
-def batches(draw):
-    size, rewards = draw(st.integers(1, 12)), draw(st.integers(1, 4))
-
-    def rows_of(values):
-        row = st.lists(values, min_size=rewards, max_size=rewards)
-        return draw(st.lists(row, min_size=size, max_size=size))
-
-    def column_of(values):
-        return draw(st.lists(values, min_size=size, max_size=size))
-
-    return {
-        "rewards": rows_of(VALUES),
-        "present": rows_of(st.booleans()),
-        "weights": draw(st.lists(st.floats(-5, 5), min_size=rewards, max_size=rewards)),
-        "groups": column_of(st.sampled_from("abc")),
-        "lengths": column_of(st.integers(0, 9)),
-        "settings": GdpoSettings(
-            group_norm=draw(st.sampled_from(["per_reward", "summed"])),
-            batch_norm=draw(st.sampled_from(["sample", "token", "none"])),
-            normalize_by_std=draw(st.booleans()),
-            eps=draw(st.sampled_from([1e-8, 1e-6, 1e-4])),
-        ),
-    }
-
-
+SETTINGS = st.builds(
+    GdpoSettings,
+    group_norm=st.sampled_from(["per_reward", "summed"]),
+    batch_norm=st.sampled_from(["sample", "token", "none"]),
+    normalize_by_std=st.booleans(),
+    eps=st.sampled_from([1e-8, 1e-6, 1e-4]),
+)
+BATCHES = batches(VALUES, st.floats(-5, 5))
 SHARES = ("missing", "varies", "at_low", "at_high", "energy", "cancelled", "no_signal")
 
 
 @settings(deadline=None)
-@given(batches())
-def test_no_nan_and_shares_are_shares(batch):
-    bounds = {"x": (-1.0, 1.0)}
-    result = of_batch(bounds=bounds, **batch)
+@given(BATCHES, SETTINGS)
+def test_no_nan_and_shares_are_shares(batch, gdpo):
+    del batch["valid"]
+    result = of_batch(gdpo, bounds={"x": (-1.0, 1.0)}, **batch)
     assert all(type(value) is float and math.isfinite(value) for value in result.values())
     for name, value in result.items():
         what = name.rsplit("/", 1)[1]
@@ -489,9 +472,9 @@ def test_no_nan_and_shares_are_shares(batch):
 
 
 @settings(deadline=None)
-@given(batches())
-def test_contributions_add_up(batch):
-    gdpo = replace(batch["settings"], batch_norm="none", eps=1e-4)
+@given(BATCHES, SETTINGS)
+def test_contributions_add_up(batch, settings):
+    gdpo = replace(settings, batch_norm="none", eps=1e-4)
     rewards = matrix(batch["rewards"], batch["weights"], batch["present"])
     group_B = np.unique(batch["groups"], return_inverse=True)[1]
     scalars = scalars_of(rewards, np.ones(len(group_B), bool), group_B, gdpo)

@@ -7,6 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from drawn_batches import batches, random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,22 +121,6 @@ POSITIVE, ANY = st.floats(0, 3, width=16), st.floats(-3, 3, width=16)
 REWARD = st.one_of(st.sampled_from([-3.0, 0.0, 0.1, 0.3, 1.0, 3.0]), st.floats(-4, 8, width=16))
 
 
-@st.composite
-def batches(draw, weight=POSITIVE):
-    n, k = draw(st.integers(1, 12)), draw(st.integers(1, 4))
-
-    def rows_of(strategy):
-        return draw(st.lists(strategy, min_size=n, max_size=n))
-
-    return {
-        "rewards": rows_of(st.lists(REWARD, min_size=k, max_size=k)),
-        "groups": rows_of(st.sampled_from(["a", "b", "c"])),
-        "present": rows_of(st.lists(st.booleans() | st.just(True), min_size=k, max_size=k)),
-        "valid": rows_of(st.booleans() | st.just(True)),
-        "weights": draw(st.lists(weight, min_size=k, max_size=k)),
-    }
-
-
 def scalars(batch, **options):
     return compute_gdpo_scalars(
         torch.tensor(batch["rewards"], dtype=torch.float64),
@@ -168,7 +153,8 @@ LOOPS = {
 @given(data=st.data())
 def test_a_variant_equals_its_loop(variant, data):
     loop, weight, parameters = LOOPS[variant]
-    batch, chosen = data.draw(batches(weight)), data.draw(st.fixed_dictionaries(parameters))
+    batch = data.draw(batches(REWARD, weight, st.booleans() | st.just(True)))
+    chosen = data.draw(st.fixed_dictionaries(parameters))
     if variant is sa_mrpo:
         chosen["bounds_K"] = [BOUNDS] * len(batch["weights"])
     S = scalars(batch, combine=functools.partial(variant, **chosen), batch_norm="none").S_B.tolist()
@@ -213,12 +199,6 @@ def test_sa_mrpo_by_hand():
 
 
 # --- limits --------------------------------------------------------------------------------------
-
-
-def random_batch(n=24, k=3, G=4, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    rewards = torch.rand((n, k), generator=generator, dtype=torch.float64).round(decimals=1)
-    return rewards, [i // G for i in range(n)]
 
 
 def assert_same(actual, expected, atol=1e-12):

@@ -7,6 +7,7 @@ verl's own agent loop workers, replay buffer, trainers and functions run; see
 import asyncio
 import functools
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -242,11 +243,7 @@ NAMES = "+algorithm.gdpo.rewards={correctness: 1.0, format: 1.0}"
         ({"num_turns": 4}, [], NO_NAMES + "no named reward"),
         (NOT_SET, [NAMES], "reward 'correctness' is configured, but " + NO_NAMES + r"\[\]"),
         ({"correctness": 1.0, "formt": 0.0}, [NAMES], r"'formt'\]; did you mean 'formt'\?"),
-        (
-            {"correctness": float("nan")},
-            [],
-            "reward 'correctness' is nan; expected a finite number",
-        ),
+        ({"correctness": math.nan}, [], "reward 'correctness' is nan; expected a finite number"),
         (
             {"a": 1.0, "b": 1.0},
             [],
@@ -264,7 +261,7 @@ def test_an_agent_loop_that_returns_something_else_is_told_what(trainer, info, o
 
 def test_the_score_of_an_agent_loop_has_to_be_finite(trainer):
     with pytest.raises(RewardError, match="'reward_score' is nan; expected a finite number"):
-        trainer.train({"p": [(float("nan"), {"correctness": 1.0, "format": 1.0})] * 2}, NAMES)
+        trainer.train({"p": [(math.nan, {"correctness": 1.0, "format": 1.0})] * 2}, NAMES)
 
 
 def test_a_grpo_baseline_trains_on_the_sum_that_is_configured(trainer):

@@ -132,41 +132,29 @@ def test_functions_run_side_by_side(file, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"),
+    ("entry", "message"),
     [
-        ({"x": {"name": "length"}}, "reward_functions.x: got .'name'.; expected either path="),
-        ({"x": {"path": "FILE", "task": "gsm8k"}}, "expected either path="),
-        ({"x": {"path": "gone.py"}}, "reward_functions.x.path=gone.py: Custom module file not"),
-        ({"x": {"path": "FILE", "name": "lenght"}}, "no such function; did you mean 'length'"),
+        ({"name": "length"}, "reward_functions.x: got .'name'.; expected either path="),
+        ({"path": "FILE", "task": "gsm8k"}, "expected either path="),
+        ({"path": "gone.py"}, "reward_functions.x.path=gone.py: Custom module file not"),
+        ({"path": "FILE", "name": "lenght"}, "no such function; did you mean 'length'"),
+        ({"path": "FILE", "name": "length", "limits": 3}, r"takes no \['limits'\]; it takes"),
+        ({"path": "FILE", "name": "needs"}, r"asks for \['threshold'\], which nothing"),
+        ({"task": "gsm9k"}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
+        ({"path": "FILE", "name": "length", "required": False}, "is never 0 here"),
+        ({"path": "FILE", "name": "length", "sources": "s"}, "expected a list, such as"),
+        ({"task": "gsm8k", "group": True}, "only a function of `path` can have it"),
         (
-            {"x": {"path": "FILE", "name": "length", "limits": 3}},
-            r"takes no \['limits'\]; it takes",
-        ),
-        (
-            {"x": {"path": "FILE", "name": "needs"}},
-            r"asks for \['threshold'\], which nothing",
-        ),
-        ({"x": {"task": "gsm9k"}}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
-        ({"x": {"path": "FILE", "name": "length", "required": False}}, "is never 0 here"),
-        ({"x": {"path": "FILE", "name": "length", "sources": "s"}}, "expected a list, such as"),
-        ({"x": {"task": "gsm8k", "group": True}}, "only a function of `path` can have it"),
-        (
-            {"x": {"path": "FILE", "name": "length", "group": True}},
+            {"path": "FILE", "name": "length", "group": True},
             r"asks for \['solution_str'\], .* take data_source, solution_strs, ground_truth",
         ),
-        (
-            {"x": {"path": "FILE", "name": "rank"}},
-            r"asks for \['solution_strs', 'extra_infos'\]",
-        ),
+        ({"path": "FILE", "name": "rank"}, r"asks for \['solution_strs', 'extra_infos'\]"),
     ],
 )
-def test_what_a_list_refuses_when_it_is_loaded(file, entries, message):
-    named = {
-        name: {key: file if value == "FILE" else value for key, value in entry.items()}
-        for name, entry in entries.items()
-    }
+def test_what_a_list_refuses_when_it_is_loaded(file, entry, message):
+    named = {key: file if value == "FILE" else value for key, value in entry.items()}
     with pytest.raises(ValueError, match=message):
-        manager_of(config_of(named))
+        manager_of(config_of({"x": named}))
 
 
 @pytest.mark.parametrize(
