@@ -9,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from drawn_batches import batches, random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity_batch import PARITY_GROUPS, PARITY_LENGTHS, PARITY_REWARDS, mask_of
@@ -88,30 +89,6 @@ def test_count_of_distinct_advantage_groups(n, G, gdpo):
         assert distinct_advantage_groups(n, G, **GRPO) == grpo
 
 
-@pytest.mark.parametrize(("ones", "high", "low"), [(1, 1.5, -0.5), (2, 0.8660, -0.8660)])
-def test_binary_group_of_four(ones, high, low):
-    # s = sqrt(k (G - k) / (G (G - 1))): sqrt(3/12) = .5 for k = 1, sqrt(4/12) for k = 2
-    rewards = [[1]] * ones + [[0]] * (4 - ones)
-    z = per_sample(rewards, [0] * 4, eps=0, batch_norm="none")
-    assert z == pytest.approx([high] * ones + [low] * (4 - ones), abs=5e-5)
-
-
-def test_token_and_sample_batch_norm():
-    # S = -.7071, .7071, 0, 0 with 10, 30, 20, 20 tokens
-    rewards, groups, lengths = [[0], [1], [5], [5]], [0, 0, 1, 1], [10, 30, 20, 20]
-
-    def first_token(batch_norm):
-        advantages = compute_gdpo_advantage(
-            rewards, groups, mask_of(lengths), batch_norm=batch_norm, eps=0
-        )
-        return advantages[:, 0].tolist()
-
-    # tokens: mean = .7071 * 20/80 = .1768, variance = (.5 * 40 - 80 * .1768^2) / 79
-    assert first_token("token") == pytest.approx([-1.878, 1.1268, -0.3756, -0.3756], abs=5e-4)
-    # samples: mean 0, std = sqrt(1 / 3)
-    assert first_token("sample") == pytest.approx([-1.2247, 1.2247, 0, 0], abs=5e-5)
-
-
 # --- the naive loop as oracle --------------------------------------------------------------------
 
 REWARD = st.one_of(
@@ -120,26 +97,9 @@ REWARD = st.one_of(
 )
 
 
-@st.composite
-def batches(draw):
-    n, k = draw(st.integers(1, 14)), draw(st.integers(1, 4))
-
-    def rows_of(strategy):
-        return draw(st.lists(strategy, min_size=n, max_size=n))
-
-    return {
-        "rewards": rows_of(st.lists(REWARD, min_size=k, max_size=k)),
-        "groups": rows_of(st.sampled_from(["a", "b", "c"])),
-        "present": rows_of(st.lists(st.booleans(), min_size=k, max_size=k)),
-        "valid": rows_of(st.booleans()),
-        "lengths": rows_of(st.integers(0, 9)),
-        "weights": draw(st.lists(st.floats(-3, 3, width=32), min_size=k, max_size=k)),
-    }
-
-
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(
-    batch=batches(),
+    batch=batches(REWARD, st.floats(-3, 3, width=32)),
     eps=st.sampled_from([1e-6, 1e-4, 0.1]),
     group_norm=st.sampled_from(["per_reward", "summed"]),
     batch_norm=st.sampled_from(["sample", "token", "none"]),
@@ -162,35 +122,7 @@ def test_equals_the_naive_loop(batch, **options):
 # --- laws ----------------------------------------------------------------------------------------
 
 
-def random_batch(seed=0, n=24, k=3, G=4):
-    generator = torch.Generator().manual_seed(seed)
-    rewards = torch.rand((n, k), generator=generator, dtype=torch.float64).round(decimals=1)
-    return rewards, [i // G for i in range(n)]
-
-
 scalars = compute_gdpo_scalars
-
-
-def test_batch_mean_of_complete_groups_is_zero():
-    rewards, groups = random_batch()
-    result = scalars(rewards, groups)
-    assert abs(result.S_B.mean()) < 1e-12
-    assert abs(result.A_B.mean()) < 1e-12
-    assert result.A_B.std().item() == pytest.approx(1, abs=1e-3)
-
-
-def test_shift_and_scale_of_one_reward_change_nothing():
-    rewards, groups = random_batch()
-    other = rewards * torch.tensor([1.0, 50.0, 1.0]) + torch.tensor([0.0, 7.0, -1e6])
-    torch.testing.assert_close(
-        scalars(rewards, groups, eps=0).A_B, scalars(other, groups, eps=0).A_B, rtol=0, atol=1e-8
-    )
-
-
-def test_ratios_of_weights_count():
-    rewards, groups = random_batch()
-    A_B = scalars(rewards, groups, eps=0, weights=[1, 2, 3]).A_B
-    assert not torch.allclose(A_B, scalars(rewards, groups, eps=0, weights=[3, 2, 1]).A_B)
 
 
 @pytest.mark.parametrize("constant", [0.1, 0.3, 2000.3, -3.0, 1e30])
@@ -202,71 +134,6 @@ def test_a_constant_reward_contributes_exactly_zero(constant, dtype, eps):
     result = scalars(both, [0] * 5, eps=eps)
     assert result.z_BK[:, 1].tolist() == [0.0] * 5
     assert result.A_B.tolist() == scalars(varied, [0] * 5, eps=eps).A_B.tolist()
-
-
-def test_a_group_without_signal_is_exactly_zero_beside_others():
-    rewards, groups = random_batch(n=40)
-    rewards[8:12] = 0.3
-    assert scalars(rewards, groups).A_B[8:12].tolist() == [0.0] * 4
-
-
-def test_opposed_rewards_cancel_only_at_equal_weights():
-    rewards = [[0, 1], [1, 0], [0, 1], [1, 0]]
-    assert per_sample(rewards, [0] * 4, batch_norm="none") == [0.0] * 4
-    assert 0.0 not in per_sample(rewards, [0] * 4, weights=[2, 1], batch_norm="none")
-
-
-def test_three_rewards_do_not_cancel_though_their_sums_tie():
-    rewards = [[0, 0, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
-    S = per_sample(rewards, [0] * 4, batch_norm="none", eps=0)
-    # z(1), z(0): .8660, -.8660 at two ones of four; 1.5, -.5 at one
-    low, high = 0.8660254 - 0.5 - 0.5, 1.5 - 0.8660254 - 0.5
-    assert pytest.approx([low, low, high, high], abs=1e-6) == S
-    assert (low, high) == pytest.approx((-0.13397, 0.13397), abs=5e-6)
-    assert per_sample(rewards, [0] * 4, **GRPO) == [0.0] * 4
-
-
-def test_singleton_is_zero_and_counts_in_the_batch():
-    alone = per_sample([[0], [1]], [0, 0], eps=0)
-    beside = per_sample([[0], [1], [9]], [0, 0, 1], eps=0)
-    assert alone == pytest.approx([-0.7071, 0.7071], abs=5e-5)
-    # S = -.7071, .7071, 0: std = sqrt(1 / 2)
-    assert beside == pytest.approx([-1, 1, 0], abs=1e-6)
-
-
-def test_one_reward_is_grpo_up_to_one_scale():
-    rewards, groups = random_batch(k=1)
-    gdpo = scalars(rewards, groups).A_B
-    grpo = scalars(rewards, groups, **GRPO).A_B
-    torch.testing.assert_close(gdpo, grpo / (grpo.std() + 1e-4), rtol=0, atol=1e-9)
-
-
-def test_missing_values_leave_the_group_statistics():
-    rewards = [[0.0, 5.0], [1.0, 7.0], [3.0, 99.0], [0.0, -99.0]]
-    present = [[True, True], [True, True], [True, False], [True, False]]
-    z = scalars(rewards, [0] * 4, present_BK=present, eps=0).z_BK
-    assert z[:, 1].tolist() == pytest.approx([-0.70711, 0.70711, 0, 0], abs=1e-5)
-    # fewer than two present values say nothing
-    present[1][1] = False
-    assert scalars(rewards, [0] * 4, present_BK=present).z_BK[:, 1].tolist() == [0.0] * 4
-
-
-def test_samples_without_any_reward_leave_the_batch_step():
-    """24 pairs with the rewards 0 and 1, and 26 pairs of which nobody has a reward: 52 of 100.
-
-    S is -+h with h = sqrt(1/2) in the 48 samples that have one, and its squares add up to 24. So
-    the std is sqrt(24 / 47), and A is -+h sqrt(47 / 24) = -+0.98953. With the 52 others as S = 0
-    the std was sqrt(24 / 99), and A was 1.45 times as large: -+1.43614.
-    """
-    rewards, groups = [[0.0], [1.0]] * 50, [i // 2 for i in range(100)]
-    present = [[i < 48] for i in range(100)]
-    A = scalars(rewards, groups, present_BK=present, eps=0).A_B
-    assert A.tolist() == pytest.approx([-0.98953, 0.98953] * 24 + [0] * 52, abs=1e-5)
-    # the only sample of a group that has a reward has S = 0 too, and counts: h sqrt(48 / 24)
-    present[99] = [True]
-    A = scalars(rewards, groups, present_BK=present, eps=0).A_B
-    assert A[1].item() == pytest.approx(1)
-    assert A[48:].tolist() == [0] * 52
 
 
 @pytest.mark.parametrize("batch_norm", ["sample", "none"])
@@ -635,16 +502,3 @@ def test_inference_tensors_are_taken():
     ratio = torch.ones_like(advantages, requires_grad=True)
     (ratio * advantages).sum().backward()
     assert torch.equal(ratio.grad, advantages)
-
-
-def test_sources_with_other_scales_under_one_name_count_alike():
-    """As gsm8k's correctness, 0 or 1, beside ToolRL's, -3 or 3, and a format in both."""
-    right, form = np.array([0.0, 1, 1, 0]), np.array([1.0, 1, 0, 0])
-    rewards = np.stack([np.concatenate([right, 6 * right - 3]), np.tile(form, 2)], axis=1)
-    groups = ["gsm8k"] * 4 + ["rlla"] * 4
-    gdpo = per_sample(rewards, groups)
-    np.testing.assert_allclose(gdpo[:4], gdpo[4:], atol=1e-3)
-    # one number for both sources: where the scale is small, correctness counts a sixth
-    grpo = per_sample(rewards / [[6.0, 1.0]], groups, **GRPO)
-    assert grpo[2] < 0 < grpo[0]  # a right answer without the format is pushed down
-    assert grpo[6] == pytest.approx(grpo[4], abs=1e-3)

@@ -102,6 +102,12 @@ NUMBER, FINITE, NONE = "Input should be a valid number", "should be a finite num
 WHOLE, AT_LEAST_0 = "should be a valid integer", "should be greater than or equal to 0"
 ALL_0 = "expected at least one reward with a weight; all weights are 0"
 SCHEDULE = {"weight": {0: 1.0, 9: -1.0}}
+
+
+def when(reward="b", **more):
+    return {"when": {"reward": reward, "at_least": 0, **more}}
+
+
 # one reward "a"
 OF_TERM = [
     ("1", f".a.weight: got '1'; {NUMBER}"),
@@ -115,26 +121,14 @@ OF_TERM = [
     ({"weight": {True: 1.0}}, f".a.weight.1: got True; Input {WHOLE}"),
     ({"wieght": 1}, ".a: got {'wieght': 1}; wieght: unknown setting; did you mean 'weight'?"),
     ({"otherwise": "zero"}, ".a: got {'otherwise': 'zero'}; otherwise needs when"),
-    (
-        {"when": {"reward": "b", "at_least": 0}, "otherwise": "none"},
-        ".a.otherwise: got 'none'; Input should be 'zero' or 'missing'",
-    ),
+    (when() | {"otherwise": "none"}, ".a.otherwise: got 'none'; Input should be 'zero' or 'miss"),
     ({"when": "b"}, ".a.when: got 'b'; Input should be a dictionary"),
     ({"when": {"reward": "b"}}, ".a.when.at_least: got {'reward': 'b'}; Field required"),
-    (
-        {"when": {"reward": "b", "at_least": 0, "at_most": 1}},
-        ".a.when.at_most: got 1; Unexpected keyword argument",
-    ),
-    ({"when": {"reward": "a", "at_least": 0}}, ".a.when.reward: expected another reward than 'a'"),
-    (
-        {"when": {"reward": "score", "at_least": 0}},
-        ".a.when.reward: got 'score'; 'score' is verl's",
-    ),
-    ({"when": {"reward": 1, "at_least": 0}}, ".a.when.reward: got 1; name 1: expected text"),
-    (
-        {"when": {"reward": "uid", "at_least": 1}},
-        ".a.when.reward: got 'uid'; name 'uid': it is a column of verl's dumps",
-    ),
+    (when(at_most=1), ".a.when.at_most: got 1; Unexpected keyword argument"),
+    (when("a"), ".a.when.reward: expected another reward than 'a'"),
+    (when("score"), ".a.when.reward: got 'score'; 'score' is verl's"),
+    (when(1), ".a.when.reward: got 1; name 1: expected text"),
+    (when("uid"), ".a.when.reward: got 'uid'; name 'uid': it is a column of verl's dumps"),
     ({"bounds": "01"}, ".a.bounds: got '01'; Input should be a valid tuple"),
     ({"bounds": [0, 1, 2]}, ".a.bounds: got [0, 1, 2]; Tuple should have at most 2 items"),
     ({"bounds": [0, None]}, f".a.bounds.1: got None; {NUMBER}"),

@@ -64,7 +64,6 @@ def test_a_dump_holds_a_beginning_of_what_is_long():
         full = value if isinstance(value, str) else repr(value)
         assert text.startswith(full[:LONGEST]) and len(text) < LONGEST + 40
     assert f"({len(full)} characters)" in text
-    assert as_json("x" * (LONGEST - 2)) == "x" * (LONGEST - 2)
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,15 @@ def requests_for(prompts, max_tokens, **params):
 
 
 def forward_log_probs(model, prompt, response, temperature=1.0):
-    """Log-probabilities of `response` from one unpadded forward pass without a cache."""
+    """Log-probabilities of `response` from one unpadded forward pass without a cache.
+
+    Where the temperature is 0, the response must have the likeliest tokens.
+    """
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + response])).logits[0].float() / temperature
-    table = logits.log_softmax(dim=-1)
-    first = len(prompt) - 1
-    return torch.stack([table[first + i, token] for i, token in enumerate(response)])
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float()
+    assert temperature or logits.argmax(dim=-1).tolist() == response
+    table = (logits / (temperature or 1.0)).log_softmax(dim=-1)
+    return table.gather(1, torch.tensor(response)[:, None])[:, 0]
 
 
 def make_engine(model_dir, **overrides):
@@ -62,6 +65,19 @@ def make_engine(model_dir, **overrides):
     blank = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
     settings = {"prompt_length": 16, "response_length": 8, "max_model_len": 64, "max_batch": 64}
     return Engine(blank, eos_ids=[2], pad_id=0, **{**settings, **overrides})
+
+
+@pytest.fixture
+def answers(model_dir, model):
+    """(requests, step, settings of an engine) -> what it says to requests that come at once."""
+
+    async def ask(requests, step, settings):
+        engine = make_engine(model_dir, **settings)
+        await engine.load_weights(model.state_dict(), global_steps=step)
+        jobs = [engine.generate(*request) for request in requests]
+        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)
+
+    return lambda requests, step=1, **settings: asyncio.run(ask(requests, step, settings))
 
 
 # ---- activation ------------------------------------------------------------------------------
@@ -258,7 +274,7 @@ def test_tiny_tokenizer_speaks_chatml(model_dir, model):
 # ---- sampling --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_log_probs_equal_a_plain_forward_pass(model, temperature):
     requests = requests_for(PROMPTS, max_tokens=12, temperature=temperature)
     for prompt, out in zip(PROMPTS, sample(model, requests, 0), strict=True):
@@ -278,18 +294,6 @@ def test_batched_equals_one_by_one(model):
         (alone,) = sample(model, [request], 0)
         assert (alone.token_ids, alone.finish) == (out.token_ids, out.finish)
         assert alone.log_probs == pytest.approx(out.log_probs, abs=1e-5)
-
-
-def test_greedy_is_argmax(model):
-    requests = requests_for(PROMPTS, temperature=0.0, max_tokens=6)
-    for prompt, out in zip(PROMPTS, sample(model, requests, 0), strict=True):
-        context = list(prompt)
-        with torch.no_grad():
-            for _ in range(6):
-                context.append(int(model(torch.tensor([context])).logits[0, -1].argmax()))
-        assert out.token_ids == context[len(prompt) :]
-        expected = forward_log_probs(model, prompt, out.token_ids)
-        assert torch.allclose(torch.tensor(out.log_probs), expected, atol=1e-5, rtol=0)
 
 
 def test_a_response_ends_with_its_first_stop_token(model):
@@ -485,31 +489,25 @@ def test_tied_weights_may_come_under_one_name(tmp_path):
     assert bool((model.lm_head.weight == 1).all())
 
 
-def test_sampling_repeats_whatever_the_arrival_order(model_dir, model):
-    async def responses(order, seed=0, step=1):
-        engine = make_engine(model_dir, seed=seed)
-        await engine.load_weights(model.state_dict(), global_steps=step)
-        prompts = [PROMPTS[i] for i in order]
-        outs = await asyncio.gather(*(engine.generate(p, {}) for p in prompts))
-        return sorted((prompt, out.token_ids) for prompt, out in zip(prompts, outs, strict=True))
+def test_sampling_repeats_whatever_the_arrival_order(answers):
+    def responses(order, **how):
+        outs = answers([(PROMPTS[i], {}) for i in order], **how)
+        return sorted((i, out.token_ids) for i, out in zip(order, outs, strict=True))
 
-    first = asyncio.run(responses([0, 0, 1, 2, 0]))
-    assert asyncio.run(responses([2, 0, 1, 0, 0])) == first
-    assert len({str(tokens) for prompt, tokens in first if prompt == PROMPTS[0]}) == 3
-    assert asyncio.run(responses([0, 0, 1, 2, 0], seed=1)) != first
-    assert asyncio.run(responses([0, 0, 1, 2, 0], step=2)) != first
+    first = responses([0, 0, 1, 2, 0])
+    assert responses([2, 0, 1, 0, 0]) == first
+    assert len({str(tokens) for i, tokens in first if i == 0}) == 3
+    assert responses([0, 0, 1, 2, 0], seed=1) != first
+    assert responses([0, 0, 1, 2, 0], step=2) != first
 
 
-def test_a_session_has_its_own_responses_whatever_arrives_first(model_dir, model):
-    async def responses(order):
-        engine = make_engine(model_dir)
-        await engine.load_weights(model.state_dict(), global_steps=1)
-        jobs = [engine.generate(PROMPTS[0], {"session": session}) for session in order]
-        outs = await asyncio.gather(*jobs)
+def test_a_session_has_its_own_responses_whatever_arrives_first(answers):
+    def responses(order):
+        outs = answers([(PROMPTS[0], {"session": session}) for session in order])
         return sorted((s, out.token_ids) for s, out in zip(order, outs, strict=True))
 
-    first = asyncio.run(responses([0, 1, 2]))
-    assert asyncio.run(responses([2, 0, 1])) == first
+    first = responses([0, 1, 2])
+    assert responses([2, 0, 1]) == first
     assert len({str(tokens) for _, tokens in first}) == 3
 
 
@@ -545,13 +543,8 @@ def test_verl_tells_the_rollout_which_sample_of_a_prompt_it_wants(run_python):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_seed_in_the_request_fixes_the_response(model_dir, model):
-    async def use():
-        engine = make_engine(model_dir)
-        await engine.load_weights(model.state_dict())
-        return await asyncio.gather(*(engine.generate([65], {"seed": s}) for s in (1, 1, 2)))
-
-    first, second, third = asyncio.run(use())
+def test_a_seed_in_the_request_fixes_the_response(answers):
+    first, second, third = answers([([65], {"seed": seed}) for seed in (1, 1, 2)])
     assert first.token_ids == second.token_ids != third.token_ids
 
 
@@ -577,29 +570,19 @@ def test_requests_of_one_batch_may_differ_in_their_options(model_dir, model):
     assert len({str(tokens) for tokens, _ in alone}) == 5
 
 
-def test_a_bad_request_fails_alone(model_dir, model):
-    async def use():
-        engine = make_engine(model_dir)
-        await engine.load_weights(model.state_dict())
-        jobs = [
-            engine.generate([65], {}),
-            engine.generate([], {}),
-            engine.generate([10_000], {}),
-            engine.generate([65] * 64, {}),
-            engine.generate([65], {"repetition_penalty": 2.0}),
-            engine.generate([65], {"top_p": 2.0}),
-            engine.generate([65], {"seed": -1}),
-            engine.generate([66], {}),
-        ]
-        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)
-
-    good, *bad, also_good = asyncio.run(use())
+def test_a_bad_request_fails_alone(answers):
+    options = [{"repetition_penalty": 2.0}, {"top_p": 2.0}, {"seed": -1}]
+    requests = [([], {}), ([10_000], {}), ([65] * 64, {}), *(([65], of) for of in options)]
+    good, *bad, also_good = answers([([65], {}), *requests, ([66], {})])
     assert isinstance(good, Completion)
     assert isinstance(also_good, Completion)
     messages = ["has 0 tokens", "vocabulary", "64 tokens", "repetition", "top_p", "non-negative"]
     for error, message in zip(bad, messages, strict=True):
         assert isinstance(error, ValueError)
         assert message in str(error)
+
+
+ONE = Request([1], SamplingParams(), 1)
 
 
 def fake_completions(requests, should_abort):
@@ -615,8 +598,7 @@ def test_concurrent_requests_share_a_batch_up_to_the_limit():
 
     async def use():
         batcher = Batcher(run, max_batch=4)
-        request = Request([1], SamplingParams(), 1)
-        await asyncio.gather(*(batcher.submit(request) for _ in range(10)))
+        await asyncio.gather(*(batcher.submit(ONE) for _ in range(10)))
 
     asyncio.run(use())
     assert sizes == [4, 4, 2]
@@ -630,11 +612,10 @@ def test_a_failing_batch_does_not_hang_later_requests():
 
     async def use():
         batcher = Batcher(run, max_batch=4)
-        request = Request([1], SamplingParams(), 1)
         failed = await asyncio.gather(
-            *(batcher.submit(request) for _ in range(3)), return_exceptions=True
+            *(batcher.submit(ONE) for _ in range(3)), return_exceptions=True
         )
-        return failed, await asyncio.wait_for(batcher.submit(request), 10)
+        return failed, await asyncio.wait_for(batcher.submit(ONE), 10)
 
     failed, later = asyncio.run(use())
     assert [type(error) for error in failed] == [RuntimeError] * 3
@@ -642,20 +623,30 @@ def test_a_failing_batch_does_not_hang_later_requests():
     assert later.token_ids == [1]
 
 
-def test_abort_hands_back_and_parks_until_resume():
-    started = threading.Event()
+@pytest.fixture
+def started():
+    return threading.Event()
+
+
+@pytest.fixture
+def first_hangs(started):
+    """Runs the first request until it is aborted."""
 
     def run(requests, should_abort):
+        if started.is_set():
+            return fake_completions(requests, should_abort)
         started.set()
-        if requests[0].prompt_ids == [1]:  # the first request runs until it is aborted
-            while not should_abort():
-                pass
-            return [Completion([5], [0.0], "aborted")]
-        return fake_completions(requests, should_abort)
+        while not should_abort():
+            pass
+        return [Completion([5], [0.0], "aborted")]
 
+    return run
+
+
+def test_abort_hands_back_and_parks_until_resume(started, first_hangs):
     async def use():
-        batcher = Batcher(run, max_batch=1)
-        running = asyncio.create_task(batcher.submit(Request([1], SamplingParams(), 1)))
+        batcher = Batcher(first_hangs, max_batch=1)
+        running = asyncio.create_task(batcher.submit(ONE))
         await asyncio.to_thread(started.wait, 10)
         waiting = asyncio.create_task(batcher.submit(Request([2], SamplingParams(), 1)))
         await asyncio.sleep(0)
@@ -673,17 +664,9 @@ def test_abort_hands_back_and_parks_until_resume():
     assert asyncio.run(use())
 
 
-def test_a_server_that_leaves_hands_all_requests_back():
-    started = threading.Event()
-
-    def run(requests, should_abort):
-        started.set()
-        while not should_abort():
-            pass
-        return [Completion([5], [0.0], "aborted")]
-
+def test_a_server_that_leaves_hands_all_requests_back(started, first_hangs):
     async def use():
-        batcher = Batcher(run, max_batch=1)
+        batcher = Batcher(first_hangs, max_batch=1)
         requests = [Request([number], SamplingParams(), 1) for number in range(3)]
         running, waiting = (asyncio.create_task(batcher.submit(one)) for one in requests[:2])
         await asyncio.to_thread(started.wait, 10)
@@ -692,7 +675,6 @@ def test_a_server_that_leaves_hands_all_requests_back():
         found = await asyncio.wait_for(asyncio.gather(running, waiting, late), 10)
         assert [out.token_ids for out in found] == [[5], [], []]
         assert {out.finish for out in found} == {"aborted"}
-        batcher.run = fake_completions
         batcher.resume()
         return await asyncio.wait_for(batcher.submit(requests[0]), 10)
 
@@ -702,9 +684,8 @@ def test_a_server_that_leaves_hands_all_requests_back():
 def test_a_caller_that_leaves_does_not_disturb_the_batch():
     async def use():
         batcher = Batcher(fake_completions, max_batch=4)
-        request = Request([1], SamplingParams(), 1)
-        leaving = asyncio.create_task(batcher.submit(request))
-        staying = asyncio.create_task(batcher.submit(request))
+        leaving = asyncio.create_task(batcher.submit(ONE))
+        staying = asyncio.create_task(batcher.submit(ONE))
         await asyncio.sleep(0)
         leaving.cancel()
         return await asyncio.wait_for(staying, 10)

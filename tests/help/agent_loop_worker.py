@@ -1,7 +1,7 @@
 """verl's own agent loop workers in this process, with an agent loop that scores itself.
 
-The loop is `SELF_SCORED`. `results[prompt][session]` is what it sets: `reward_score`,
-`reward_extra_info`, and how many outputs a session has. Ray and the LLM server are doubles.
+The loop is `SELF_SCORED`. `results[prompt][session]` is what it sets: `reward_score` and
+`reward_extra_info`. Ray and the LLM server are doubles.
 """
 
 import asyncio
@@ -44,11 +44,10 @@ def made_output(number):
 class ScoresItself(AgentLoopBase):
     async def run(self, sampling_params, raw_prompt, **kwargs):
         given = results[raw_prompt[0]["content"]]
-        score, info, outputs = (*given.pop(0), 1)[:3]
+        made, (score, info) = made_output(0), given.pop(0)
         fields = {} if info is NOT_SET else {"reward_extra_info": info}
-        made = [made_output(number) for number in range(outputs)]
-        made[-1].reward_score, made[-1].extra_fields = score, fields
-        return made if outputs > 1 else made[0]
+        made.reward_score, made.extra_fields = score, fields
+        return made
 
 
 class Scorer:

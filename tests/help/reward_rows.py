@@ -15,6 +15,12 @@ class Tokenizer:
         return "".join(chr(i) for i in ids.tolist() if i)
 
 
+def scored(manager, response="response", truth="42", source="s", **fields):
+    """What the manager returns for a row."""
+    row = row_of(response, truth, source, **fields)
+    return manager.loop.run_until_complete(manager.run_single(row))
+
+
 def row_of(response, ground_truth=GOLD, data_source="rlla", **fields):
     ids = [ord(c) for c in response] + [0]  # the end-of-turn token counts
     return DataProto.from_dict(

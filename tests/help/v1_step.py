@@ -41,9 +41,15 @@ def make_trainer(cls, folder, *overrides):
     return trainer
 
 
-def sample_and_train(trainer, prompts):
+def step_of(trainer, prompts=2):
+    """The batch of a step and its metrics."""
     batch, _ = trainer.replay_buffer.sample(7, "train", prompts)
-    return trainer._compute_advantage(batch, {})
+    metrics = {}
+    return trainer._compute_advantage(batch, metrics), metrics
+
+
+def sample_and_train(trainer, prompts):
+    return step_of(trainer, prompts)[0]
 
 
 def dump(trainer, batch):

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 from omegaconf import OmegaConf
+from run_config import run_config
 
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import has_gdpo, row_names, settings_of_run
@@ -12,17 +13,9 @@ from verl_gdpo.tools.compose import composed
 
 
 def run(rewards, custom=None, manager="gdpo", **kwargs):
-    return OmegaConf.create(
-        {
-            "algorithm": {"adv_estimator": "gdpo", "gdpo": {"rewards": rewards}},
-            "reward": {
-                "reward_manager": {"source": "register", "name": manager},
-                "reward_model": {"enable": False, "enable_resource_pool": False},
-                "custom_reward_function": {"path": custom},
-                "reward_kwargs": kwargs,
-            },
-        }
-    )
+    changes = {"algorithm.gdpo": {"rewards": rewards}, "reward.reward_kwargs": kwargs}
+    changes["reward.custom_reward_function.path"] = custom
+    return run_config(**changes, **{"reward.reward_manager.name": manager})
 
 
 @pytest.mark.parametrize(
@@ -121,21 +114,21 @@ def test_a_service_that_nothing_asks_is_refused():
         settings_of_run(config, ["rlla", "verl_gdpo/coding"])
 
 
-MIXED = ["rlla", "verl_gdpo/gsm8k", "verl_gdpo/coding"]
+GSM8K, CODING = "verl_gdpo/gsm8k", "verl_gdpo/coding"
+MIXED = ["rlla", GSM8K, CODING]
+
+
+def where(reward):
+    return {"when": {"reward": reward, "at_least": 1}}
 
 
 def test_a_mixture_is_weighed_by_one_mapping():
     """The line of recipes/README.md: tool calling has a length too, but not without its option."""
     names = ("format", "correctness", "integer", "pass", "length", "bug")
     settings = settings_of_run(run(dict.fromkeys(names, 1.0)), MIXED)
-    calls = row_names(settings, "rlla").named({"format": 1.0, "correctness": 3.0})
-    others = dict.fromkeys(("integer", "pass", "length", "bug"))
-    assert calls == {"format": 1.0, "correctness": 3.0, **others}
-    programs = row_names(settings, MIXED[2]).named({"pass": 1.0, "length": 0.0, "bug": 1.0})
-    assert programs == {
-        **{"pass": 1.0, "length": 0.0, "bug": 1.0},
-        **dict.fromkeys(("format", "correctness", "integer")),
-    }
+    calls, program = {"format": 1.0, "correctness": 3.0}, {"pass": 1.0, "length": 0.0, "bug": 1.0}
+    for source, info in (("rlla", calls), (CODING, program)):
+        assert row_names(settings, source).named(info) == dict.fromkeys(names) | info
 
 
 @pytest.mark.parametrize(
@@ -143,25 +136,19 @@ def test_a_mixture_is_weighed_by_one_mapping():
     [
         (
             {"format": 1, "correctness": 1, "integer": 1, "length": 0.5},
-            ["verl_gdpo/gsm8k"],
+            [GSM8K],
             r"names 'length', which no scorer of the training rows \(verl_gdpo/gsm8k\) returns",
         ),
         ({"format": 1, "correctness": 1, "fromat": 1}, ["rlla"], "did you mean 'format'"),
         ({"acc": 1, "length": 0.5}, ["math_dapo"], r"'length', which no scorer .*\(math_dapo\)"),
         (
-            {
-                "format": {"when": {"reward": "pass", "at_least": 1}},
-                **dict.fromkeys(("correctness", "integer"), 1),
-            },
-            ["verl_gdpo/gsm8k"],
+            {"format": where("pass"), "correctness": 1, "integer": 1},
+            [GSM8K],
             "names 'pass', which no scorer",
         ),
         (
-            {
-                "length": {"when": {"reward": "correctness", "at_least": 1}},
-                **dict.fromkeys(("correctness", "pass", "bug"), 1),
-            },
-            ["verl_gdpo/math_length", "verl_gdpo/coding"],
+            {"length": where("correctness"), "correctness": 1, "pass": 1, "bug": 1},
+            ["verl_gdpo/math_length", CODING],
             r"rewards\.length\.when\.reward=correctness: rows of 'verl_gdpo/coding' have 'length' "
             "and no 'correctness'",
         ),

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import verl
+from composed_recipes import composed
 from omegaconf import OmegaConf
-from quick_composition import compose_quickly as compose_config
-from repository import REPO
 
 from verl_gdpo.hooks import driver, rollout_guard
 from verl_gdpo.hooks.before_training import training_sources
@@ -71,7 +70,7 @@ def test_a_run_without_gdpo_reads_no_rows(monkeypatch):
 
     monkeypatch.setattr(driver, "training_sources", forbidden)
     monkeypatch.setattr(rollout_guard, "naming_the_trainer", forbidden)
-    config = compose_config(REPO / "recipes", "train", ["hardware=cpu", "estimator=grpo"])
+    config = composed("hardware=cpu", "estimator=grpo")
     config.reward.reward_manager.name = "naive"
     OmegaConf.set_struct(config, False)
     config.run_dir = None
@@ -82,7 +81,7 @@ def test_a_run_without_gdpo_reads_no_rows(monkeypatch):
 
 @pytest.mark.parametrize("minutes", ["soon", None])
 def test_minutes_that_are_no_number_are_refused_before_ray_starts(minutes):
-    config = compose_config(REPO / "recipes", "train", ["hardware=cpu"])
+    config = composed("hardware=cpu")
     config.trainer.hang_minutes = minutes
     with pytest.raises(ValueError, match=r"trainer\.hang_minutes=.*expected minutes"):
         driver.check_and_run(pytest.fail, config)
@@ -91,8 +90,6 @@ def test_minutes_that_are_no_number_are_refused_before_ray_starts(minutes):
 def test_limits_that_only_verls_manager_reads_are_refused_before_ray_starts():
     limits = ["+reward.max_concurrent=2", "+reward.max_rpm=60", "+reward.timeout=30"]
     for estimator in ("gdpo", "grpo"):
-        config = compose_config(
-            REPO / "recipes", "train", ["hardware=cpu", f"estimator={estimator}", *limits]
-        )
+        config = composed("hardware=cpu", f"estimator={estimator}", *limits)
         with pytest.raises(ValueError, match=r"^reward\.max_concurrent=2, reward\.max_rpm=60"):
             driver.check_and_run(pytest.fail, config)

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from memory_queue import MemoryQueue
-from v1_step import dump, ours
+from v1_step import dump, ours, step_of
 from verl.trainer.ppo.core_algos import agg_loss
 from verl_batch import verl_config
 
@@ -18,11 +17,6 @@ from verl_gdpo.run.dump_reader import read_dump, reward_rows
 
 ENTRY = "+reward.reward_functions.judge={path: a.py, on_error: drop}"
 LIMIT = "++algorithm.gdpo.max_failed"
-
-
-@pytest.fixture
-def queue(monkeypatch):
-    return MemoryQueue(monkeypatch)
 
 
 def infos_of(values, failed=()):
@@ -51,10 +45,7 @@ def trained(queue, folder, *overrides, left_alone=False):
     if left_alone:
         queue.kv_clear(["w", *(key for key in queue.rows if key not in LEFT)], "train")
     trainer = ours(folder, ENTRY, f"{LIMIT}=1", *overrides)
-    batch, _ = trainer.replay_buffer.sample(7, "train", len(VALUES) - left_alone)
-    metrics = {}
-    trainer._compute_advantage(batch, metrics)
-    return trainer, batch, metrics
+    return trainer, *step_of(trainer, len(VALUES) - left_alone)
 
 
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo", "rloo"])

@@ -12,10 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from memory_queue import MemoryQueue
 from torch.utils._python_dispatch import TorchDispatchMode
-from transfer_queue import KVBatchMeta
-from v1_step import A_OF, REWARDS, dump, fill, make_trainer, ours, sample_and_train
+from v1_step import A_OF, dump, fill, make_trainer, ours, sample_and_train, step_of
 from verl import DataProto
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -29,11 +27,6 @@ from verl_gdpo.run.dump_reader import read_dump
 
 VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
 FILTER = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]
-
-
-@pytest.fixture
-def queue(monkeypatch):
-    return MemoryQueue(monkeypatch)
 
 
 def read_strictly(path):
@@ -97,9 +90,7 @@ def test_trainers_of_one_process_do_not_touch_each_other(queue, tmp_path):
     for trainer in (*kinds, *kinds):
         queue.rows.clear()
         fill(queue)
-        batch, _ = trainer.replay_buffer.sample(7, "train", 2)
-        metrics = {}
-        trainer._compute_advantage(batch, metrics)
+        _, metrics = step_of(trainer)
         is_ours = trainer.config.algorithm.adv_estimator == "gdpo"
         assert ("gdpo/a/mean" in metrics) == is_ours
         assert ("mine" in metrics) == isinstance(trainer, WithSuper)
@@ -127,25 +118,19 @@ def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeyp
         )
     trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
     fill(queue)
-    metrics = {}
-    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
-    trainer._compute_advantage(batch, metrics)
+    _, metrics = step_of(trainer)
     assert count["scalars"] == 1
     assert metrics["gdpo/a/share"] == pytest.approx(0.25 if estimator == "grpo" else 0.4)
 
 
 def test_data_sources_that_only_the_batches_tell(queue, tmp_path):
     """With a reward function of the user, nobody has looked at the data sources before."""
-    trainer, metrics = ours(tmp_path), {}
+    trainer, told = ours(tmp_path), []
     for number, source in enumerate(["d", "e", "d"]):
         info = {"a": float(number), "score": float(number)}
         queue.add_group(f"u{number}", [info, info], lengths=(2, 3), data_source=source)
-        batch, _ = trainer.replay_buffer.sample(7, "train", 1)
-        metrics[number] = {}
-        trainer._compute_advantage(batch, metrics[number])
-    told = [
-        {name for name in logged if name.startswith("gdpo/a/mean/")} for logged in metrics.values()
-    ]
+        _, metrics = step_of(trainer, 1)
+        told.append({name for name in metrics if name.startswith("gdpo/a/mean/")})
     # a curve of a source must not end because one step has no other source
     assert told == [set(), {"gdpo/a/mean/e"}, {"gdpo/a/mean/d"}]
 
@@ -202,40 +187,13 @@ def test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained(queue
     fill(queue)
     queue.rows["u_1_0"]["response_mask"] = torch.tensor([1, 0, 0])
     trainer = ours(tmp_path, "+algorithm.gdpo.batch_norm=token", "+algorithm.gdpo.eps=0")
-    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
-    metrics = {}
-    trainer._compute_advantage(batch, metrics)
+    _, metrics = step_of(trainer)
     # z of a and b: u 0 and -+ .7071, v -+ .7071 each; tokens 2 1 2 3
     S, tokens = np.array([-1, 1, -2, 2]) * 0.5**0.5, np.array([2, 1, 2, 3])
     mean = (S * tokens).sum() / 8
     std = np.sqrt(((S - mean) ** 2 * tokens).sum() / 7)
     assert metrics["gdpo/batch_norm_mean"] == pytest.approx(mean)
     assert metrics["gdpo/batch_norm_std"] == pytest.approx(std)
-
-
-def test_a_step_of_two_batches_has_one_dump(queue, tmp_path):
-    trainer = ours(tmp_path, "data.train_batch_size=1")
-    batches = []
-    for uid in ("u", "v"):
-        infos = [{"a": float(a), "b": float(b), "score": float(a + b)} for a, b in REWARDS[uid]]
-        queue.add_group(uid, infos, lengths=(2, 3))
-        batches.append(sample_and_train(trainer, 1))
-    keys = [key for batch in reversed(batches) for key in batch.keys]
-    tags = [queue.tags[key][1] for key in keys]
-    both = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
-    rows = read_dump(dump(trainer, both))
-    # each group is a batch of its own: -+ .7071
-    half = 0.5**0.5
-    expected = [-half, half, -half, half]
-    assert [row["advantage"] for row in rows] == pytest.approx(expected, abs=1e-3)
-    assert [row["rewards"]["a"] for row in rows] == [0.0, 0.0, 0.0, 1.0]
-    assert [row["batch"] for row in rows] == [0, 0, 1, 1]
-    trainer._init_dump_executor()
-    trainer.global_steps = 8
-    queue.add_group("w", infos, lengths=(2, 3))
-    sample_and_train(trainer, 1)
-    with pytest.raises(RuntimeError, match=r"4 of 4 rows were in no batch .* such as u_0_0"):
-        dump(trainer, both)  # the step before is forgotten
 
 
 ODD = {
@@ -252,16 +210,6 @@ ODD = {
     "cut": "x" * 20_000,
 }
 NAMED = ["+algorithm.gdpo.rewards.a=1.0", "+algorithm.gdpo.rewards.b=1.0"]
-
-
-def test_what_json_cannot_hold_does_not_end_the_run(queue, tmp_path):
-    trainer = ours(tmp_path, *NAMED)
-    rows = read_strictly(dump(trainer, sample_and_train(trainer, len(fill(queue, **ODD)))))
-    rewards = rows[3]["rewards"]
-    assert {*rewards} == {"a", "b", *ODD}
-    assert (rewards["tests"], rewards["exact"], rewards["unknown"]) == ("{1}", 0.5, "nan")
-    assert len(rewards["cut"]) < 11_000
-    assert rows[3]["advantage"] == pytest.approx(A_OF["v_1_0"], abs=1e-4)
 
 
 def validate(queue, trainer, more=lambda prompt, sample: {}):

@@ -42,6 +42,21 @@ def test_the_plugin_is_loaded():
     assert get_reward_manager_cls("gdpo").__module__ == "verl_gdpo.hooks.reward_manager"
 
 
+def columns_of(rewards=REWARDS, names="ab"):
+    return dict(zip(names, np.array(rewards).T, strict=False))
+
+
+def data_of(names="ab", rewards=REWARDS):
+    """A batch with the rewards in columns of these names."""
+    columns = columns_of(rewards, names)
+    return batch(columns, reward_extra_keys=list(columns))
+
+
+def estimated(data, **settings):
+    """As verl's legacy trainer calls it."""
+    return ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm(**settings))
+
+
 # --- from a response to its advantage ------------------------------------------------------------
 
 SCORER = """
@@ -50,17 +65,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     return {"found": float(ground_truth in solution_str), "brief": brief}
 """
 ANSWERS = {"Oslo": ["Oslo", "Lima", "Oslo or Lima"], "Lima": ["Oslo", "Lima", "Oslo or Lima"]}
-
-
-@pytest.fixture
-def event_loop():
-    """verl's reward manager takes the current loop, as it finds it in a Ray actor."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield loop
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
-    asyncio.set_event_loop(None)
 
 
 def rollouts(tokenizer):
@@ -153,20 +157,6 @@ def test_legacy_trainer_hands_over_the_columns(settings):
     assert current_step() is None
 
 
-def test_legacy_trainer_metrics_reach_verls():
-    columns = {"a": np.array(REWARDS)[:, 0]}
-    data = batch(columns, reward_extra_keys=["a"])
-    ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
-    assert inspect.unwrap(ray_trainer.compute_data_metrics) is not ray_trainer.compute_data_metrics
-    data.batch["token_level_scores"] = data.batch["token_level_rewards"]
-    for key in ("prompts", "responses"):
-        data.batch[key] = torch.ones_like(data.batch["response_mask"])
-    data.batch["attention_mask"] = torch.ones(len(data), 16, dtype=torch.long)
-    metrics = ray_trainer.compute_data_metrics(batch=data, use_critic=False)
-    assert metrics["gdpo/a/max"] == 3.0
-    assert "critic/score/mean" in metrics
-
-
 def test_other_estimators_are_verls_own():
     data = ray_trainer.compute_advantage(batch(), adv_estimator="grpo", config=algorithm())
     expected = oracle.gdpo(
@@ -227,8 +217,7 @@ def fitted(trainer, *args, **kwargs):
 
 
 def test_the_grpo_arm_on_the_legacy_trainer():
-    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
-    data = batch(columns, reward_extra_keys=["a", "b"])
+    data = data_of()
     # as the reward manager does: the score is the sum, on one token
     data.batch["token_level_rewards"] = torch.zeros(8, 8)
     data.batch["token_level_rewards"][:, 0] = torch.tensor(REWARDS).sum(dim=1)
@@ -247,15 +236,14 @@ def test_the_grpo_arm_on_the_legacy_trainer():
 @pytest.mark.parametrize("manager", ["gdpo", "naive"])
 def test_the_rewards_of_the_grpo_arm_are_looked_at_where_the_manager_is_ours(manager):
     trainer = Trainer("algorithm.adv_estimator=grpo", f"reward.reward_manager.name={manager}")
-    data = trainer.fit(batch({"a": np.array(REWARDS)[:, 0]}, reward_extra_keys=["a"]))
+    data = trainer.fit(data_of("a"))
     assert ("gdpo_metrics" in data.meta_info) == (manager == "gdpo")
     assert (record_of(trainer) is not None) == (manager == "gdpo")
 
 
 def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants():
-    columns = {"correctness": np.array(REWARDS)[:, 0], "format": np.array(REWARDS)[:, 1]}
-    data = batch(columns, reward_extra_keys=list(columns))
-    data = Trainer("+algorithm.gdpo.combine=sa_mrpo", sources=["rlla", "rlla"]).fit(data)
+    trainer = Trainer("+algorithm.gdpo.combine=sa_mrpo", sources=["rlla", "rlla"])
+    data = trainer.fit(data_of(["correctness", "format"]))
     logged = data.meta_info["gdpo_metrics"]
     assert logged["gdpo/correctness/at_high"] == 2 / 8
     assert logged["gdpo/correctness/at_low"] == 1 / 8
@@ -265,9 +253,7 @@ def test_the_bounds_of_our_scorers_reach_the_metrics_and_the_variants():
 def test_the_settings_of_the_start_hold_for_a_trainer_that_hands_none_over(kind):
     """As verl's entropy recipe does: rewards 0 and 1 in a group of two are -+ .5 then."""
     settings = ["+algorithm.gdpo.batch_norm=none", "algorithm.norm_adv_by_std_in_grpo=False"]
-    data = batch({"a": np.array([0.0, 1.0] * 4)}, reward_extra_keys=["a"])
-    trainer = kind(*settings)
-    data = fitted(trainer, data)
+    data = fitted(kind(*settings), data_of("a", [[0.0], [1.0]] * 4))
     assert data.batch["advantages"][:, 0].tolist() == [-0.5, 0.5] * 4
     assert current_step() is None
 
@@ -290,9 +276,8 @@ def test_a_trainer_that_calls_the_estimator_itself():
 
 
 def test_a_loop_of_the_user_has_to_say_its_settings():
-    data = batch({"a": np.array([0.0, 1.0] * 4)}, reward_extra_keys=["a"])
     with pytest.raises(ValueError, match=r"without `config`.*Pass config=config.algorithm"):
-        ray_trainer.compute_advantage(data, adv_estimator="gdpo")
+        ray_trainer.compute_advantage(data_of("a"), adv_estimator="gdpo")
 
 
 def test_weights_with_a_schedule():
@@ -302,15 +287,14 @@ def test_weights_with_a_schedule():
     trainer.global_steps = 2
     prompts = batch({"raw_prompt": np.array(["p"] * 8, dtype=object)})
     assert trainer._get_gen_batch(prompts).non_tensor_batch["global_steps"].tolist() == [2] * 8
-    columns = {"a": np.array(REWARDS)[:, 0], "b": np.array(REWARDS)[:, 1]}
-    data = trainer.fit(batch(columns, reward_extra_keys=list(columns)))
+    data = trainer.fit(data_of())
     expected = oracle.gdpo(REWARDS, GROUPS, weights=[1.0, 0.25])
     assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_metrics_by_data_source_and_of_whole_responses():
-    columns = {"a": np.array(REWARDS)[:, 0], "data_source": np.array(["x"] * 4 + ["y"] * 4)}
-    data = batch(columns, reward_extra_keys=["a"])
+    data = data_of("a")
+    data.non_tensor_batch["data_source"] = np.array(["x"] * 4 + ["y"] * 4)
     # a tool has answered in the last sample: 8 tokens, of which 4 are trained
     data.batch["attention_mask"] = torch.cat([torch.ones(8, 2), data.batch["response_mask"]], 1)
     data.batch["response_mask"][7, :4] = 0
@@ -327,8 +311,8 @@ ROWS = [*range(8)]
 
 @pytest.mark.parametrize("left", [ROWS, [6, 3, 1, 7]], ids=["all", "some, in another order"])
 def test_a_dump_has_what_a_v1_trainer_writes(tmp_path, left):
-    trainer, columns = dumping_trainer(tmp_path), columns_of(REWARDS)
-    data = trainer.fit(batch_to_dump(columns))
+    trainer, columns = dumping_trainer(tmp_path), columns_of()
+    data = trainer.fit(batch_to_dump(REWARDS))
     columns = {name: column[left] for name, column in columns.items()}
     trainer._log_rollout_data(data[left], columns, {}, str(tmp_path))
     trainer._shutdown_dump_executor()
@@ -345,10 +329,10 @@ def test_a_dump_has_what_a_v1_trainer_writes(tmp_path, left):
 def test_a_step_may_have_several_batches_and_dumps(tmp_path):
     """As with two agents that are trained together. Rows of the step before are not kept."""
     trainer, other = dumping_trainer(tmp_path), [[b, a] for a, b in REWARDS]
-    trainer.fit(batch_to_dump(columns_of(REWARDS), "early"))
+    trainer.fit(batch_to_dump(REWARDS, "early"))
     trainer.global_steps = 2
     agents = {
-        name: trainer.fit(batch_to_dump(columns_of(rewards), name))
+        name: trainer.fit(batch_to_dump(rewards, name))
         for name, rewards in (("x", REWARDS), ("y", other))
     }
     for name, data in agents.items():
@@ -361,12 +345,9 @@ def test_a_step_may_have_several_batches_and_dumps(tmp_path):
         record_of(trainer).dump_rows.columns(["earlya_0_0"])
 
 
-def columns_of(rewards):
-    return {"a": np.array(rewards)[:, 0], "b": np.array(rewards)[:, 1]}
-
-
-def batch_to_dump(columns, agent=""):
-    data = batch({**columns, "data_source": np.array(["x"] * 8)}, reward_extra_keys=list(columns))
+def batch_to_dump(rewards, agent=""):
+    data = data_of(rewards=rewards)
+    data.non_tensor_batch["data_source"] = np.array(["x"] * 8)
     data.non_tensor_batch["uid"] = np.array([f"{agent}{uid}" for uid in GROUPS], dtype=object)
     data.batch["token_level_scores"] = data.batch["token_level_rewards"]
     for key in ("prompts", "responses"):
@@ -408,14 +389,11 @@ def test_a_dead_actor_is_named(kind, monkeypatch):
 @pytest.mark.parametrize("norm", ["sample", "token"])
 @pytest.mark.parametrize("mark", [3, 0.5])
 def test_lengths_in_the_metrics_count_a_token_once_whatever_marks_it(mark, norm):
-    columns = {"a": np.array(REWARDS)[:, 0]}
-    data = batch(columns, reward_extra_keys=["a"])
+    data = data_of("a")
     marked = data.batch["response_mask"] * mark
     marked[0] = marked[0] / mark  # lengths in another proportion than their sums
     data.batch["response_mask"] = marked
-    data = ray_trainer.compute_advantage(
-        data, adv_estimator="gdpo", config=algorithm(batch_norm=norm)
-    )
+    data = estimated(data, batch_norm=norm)
     lengths = np.arange(len(REWARDS)) + 1
     expected = oracle.gdpo(
         [[a] for a, _ in REWARDS], GROUPS, lengths=lengths.tolist(), batch_norm=norm
@@ -511,10 +489,10 @@ def test_columns_count_where_verl_has_made_them():
 
 
 def test_without_columns_the_message_says_what_to_do():
-    for keys in ([], ["score"]):
-        data = batch({"score": np.zeros(8)}, reward_extra_keys=keys)
+    of_none = [batch({"score": np.zeros(8)}, reward_extra_keys=keys) for keys in ([], ["score"])]
+    for data in (*of_none, batch()):
         with pytest.raises(RewardError, match=r"derived from verl's PPOTrainer.*non_tensor_batch"):
-            ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+            estimated(data)
 
 
 def test_what_is_not_ours_is_handed_on_as_it_came():
@@ -527,48 +505,30 @@ def test_what_is_not_ours_is_handed_on_as_it_came():
 
 
 def test_every_way_to_call_verls_function():
-    values = np.array(REWARDS)
-    columns = {"a": values[:, 0], "b": values[:, 1]}
     results = []
     for arguments, keywords in (
         ([], {"adv_estimator": "gdpo", "config": algorithm()}),
         (["gdpo", 1.0, 1.0, 1, True, algorithm()], {}),
     ):
-        data = batch(columns, reward_extra_keys=list(columns))
-        data = ray_trainer.compute_advantage(data, *arguments, **keywords)
+        data = ray_trainer.compute_advantage(data_of(), *arguments, **keywords)
         results.append(data.batch["advantages"])
     assert torch.equal(*results)
     assert results[0][:, 0].tolist() == pytest.approx(oracle.gdpo(REWARDS, GROUPS), abs=1e-6)
 
 
 def test_a_penalty_in_the_reward_is_refused_whoever_calls():
-    columns = {"a": np.array(REWARDS)[:, 0]}
-    data = batch(columns, reward_extra_keys=["a"])
+    data = data_of("a")
     settings = OmegaConf.merge(algorithm(), {"use_kl_in_reward": True})
     with pytest.raises(ValueError, match="use_kl_in_reward=True with adv_estimator=gdpo"):
         ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=settings)
     rewards = data.batch["token_level_rewards"]
     data.batch["token_level_scores"] = rewards.clone()
-    ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+    estimated(data)
     data.batch["token_level_scores"] = rewards + 0.1
     with pytest.raises(ValueError, match="token_level_rewards differ from token_level_scores"):
-        ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
+        estimated(data)
     # verl's own estimators use them
     ray_trainer.compute_advantage(data, adv_estimator="grpo", config=algorithm())
-
-
-def test_legacy_trainer_with_a_missing_reward():
-    rewards = [[1, 1], [1, None], [0, 1], [0, 0], [3, None], [3, None], [-3, 1], [0.5, None]]
-    values = np.array(rewards, dtype=object)
-    columns = {"a": values[:, 0], "b": values[:, 1]}
-    data = batch(columns, reward_extra_keys=["a", "b"])
-    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=algorithm())
-    expected = oracle.gdpo(
-        [[a, b or 0] for a, b in rewards],
-        GROUPS,
-        present=[[True, b is not None] for _, b in rewards],
-    )
-    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_settings_are_checked_before_data_or_a_model_is_loaded():

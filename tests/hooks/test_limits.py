@@ -140,9 +140,7 @@ def test_all_workers_share_the_limits_of_a_run(ray_session):
         ray.kill(first._counter)
 
 
-def test_judges_of_two_managers_share_the_limits(ray_session):
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)  # which verl's managers take
+def test_judges_of_two_managers_share_the_limits(ray_session, event_loop):
     with judge_stub() as stub:
         config = judge_stub_config(stub.address, {"max_concurrent": 1})
         managers = [GdpoRewardManager(config, Tokenizer(), None) for _ in range(2)]
@@ -155,12 +153,10 @@ def test_judges_of_two_managers_share_the_limits(ray_session):
 
         both = [(n, manager) for n in range(4) for manager in managers]
         try:
-            loop.run_until_complete(all_of_them())
+            event_loop.run_until_complete(all_of_them())
             assert (stub.most, len(stub.asked)) == (1, 8)
         finally:
             ray.kill(managers[0].limiter._counter)
-            asyncio.set_event_loop(None)
-            loop.close()
 
 
 def config_of(functions, path=None, **limits):

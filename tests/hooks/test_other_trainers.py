@@ -139,7 +139,7 @@ async def cannot_score(_sample):
     raise RuntimeError("cannot be scored")
 
 
-def rollouter_of(rollouter_cls, *overrides, process):
+async def run_rollouter(rollouter_cls, *overrides, process):
     """verl's rollouter, with doubles for the message queue, the prompts and the agent loops."""
     rollouter = object.__new__(rollouter_cls)
     legacy.extend(rollouter, verl_config(*overrides))
@@ -154,11 +154,6 @@ def rollouter_of(rollouter_cls, *overrides, process):
     }
     numbers = {"max_concurrent_samples": 1, "staleness_samples": 0, "active_tasks": set()}
     vars(rollouter).update(doubles, **numbers)
-    return rollouter
-
-
-async def run_rollouter(rollouter_cls, *overrides, process):
-    rollouter = rollouter_of(rollouter_cls, *overrides, process=process)
     rollouter.pending_queue = asyncio.Queue()
     rollouter._init_async_objects()
     try:

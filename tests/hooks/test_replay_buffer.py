@@ -13,7 +13,7 @@ from tensordict.tensorclass import NonTensorData, NonTensorStack
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, BatchRows, RewardError
+from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import replay_buffer
 from verl_gdpo.hooks.extend import extend_instance, record_of
@@ -49,19 +49,13 @@ def buffer(metric="reward"):
     return made
 
 
-def filter_by(buffer, settings):
-    record_of(buffer).filter_by(settings, buffer.filter_groups_metric)
-
-
-def put(queue, buffer, groups, weights=None, partition="train"):
+def put(queue, buffer, groups, partition="train"):
     """Finished groups {uid: rewards, one row a session}; a key `uid_session_index` may be given."""
     for uid, rewards in groups.items():
         buffer.finished_keys[partition].add(uid)
         for session, values in enumerate(rewards):
             info = dict(zip("abc", map(float, values), strict=False))
-            score = sum(
-                weight * value for weight, value in zip(weights or [1] * 3, values, strict=False)
-            )
+            score = sum(values)
             key = f"{uid}_{session}_0"
             buffer.partitions[partition][key] = {}
             queue[key] = {
@@ -69,6 +63,14 @@ def put(queue, buffer, groups, weights=None, partition="train"):
                 "data_source": "d",
                 "rm_scores": torch.tensor([0.0, score]),
             }
+
+
+def filtered(queue, groups, settings=None, metric="reward"):
+    """A buffer that holds `groups` and filters by the settings."""
+    made = buffer(metric)
+    record_of(made).filter_by(settings or GdpoSettings(), metric)
+    put(queue, made, groups)
+    return made
 
 
 GROUPS = {
@@ -82,9 +84,8 @@ GROUPS = {
 @pytest.mark.parametrize("group_norm", ["per_reward", "summed"])
 @pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
 def test_gdpo_keeps_what_gives_a_gradient(queue, group_norm, batch_norm):
-    filtering = buffer()
-    filter_by(filtering, GdpoSettings(group_norm=group_norm, batch_norm=batch_norm))
-    put(queue, filtering, GROUPS)
+    settings = GdpoSettings(group_norm=group_norm, batch_norm=batch_norm)
+    filtering = filtered(queue, GROUPS, settings)
     # rewards that cancel in part cancel in their raw sum too, so "summed" drops equal sums
     dropped = {"opposed", "constant"} | ({"tied"} if group_norm == "summed" else set())
     # under the mean score of the group, by which verl counts them: 1, 0.3, and 1
@@ -94,41 +95,35 @@ def test_gdpo_keeps_what_gives_a_gradient(queue, group_norm, batch_norm):
     assert set(queue["reads"].values()) == {1}
 
 
+# b varies, but only in rows in which a is too low for it to count
+WHEN = {"a": 0.0, "b": {"weight": 1.0, "when": {"reward": "a", "at_least": 1}}}
+CONDITIONED = {"u": [(0, 3), (0, 5)], "w": [(1, 3), (1, 5)], "v": [(1, 0), (0, 5)]}
+
+
 @pytest.mark.parametrize(
-    ("combine", "dropped"),
+    ("gdpo", "groups", "dropped"),
     [
         # opposed: the soft minimum is below 0 in every row
-        ({"name": "rvpo", "k": 1.0}, {"constant"}),
+        ({"combine": {"name": "rvpo", "k": 1.0}}, GROUPS, {"constant"}),
         # tied: every row is in conflict
-        ({"name": "gd2po", "tau": 1.0}, {"tied", "opposed", "constant"}),
+        ({"combine": {"name": "gd2po", "tau": 1.0}}, GROUPS, {"tied", "opposed", "constant"}),
         # as GRPO
-        ("dvao", {"tied", "opposed", "constant"}),
+        ({"combine": "dvao"}, GROUPS, {"tied", "opposed", "constant"}),
         # the batch decides what cancels, so a varying reward is enough
-        ("dara", {"constant"}),
-        ("sa_mrpo", {"constant"}),
+        ({"combine": "dara"}, GROUPS, {"constant"}),
+        ({"combine": "sa_mrpo"}, GROUPS, {"constant"}),
+        # a reward of weight 0 gives no gradient
+        ({"combine": "dara", "rewards": {"a": 1.0, "b": 0.0}}, {"u": [(1, 0), (1, 1)]}, {"u"}),
+        # z is -+ .8660 s / (s + eps), s = .577 and 3.12: eps leaves 1.2e-4, which is no gradient
+        ({}, {"u": [(1, -3), (0, 2.4), (1, -3), (0, 2.4)]}, {"u"}),
+        ({"rewards": WHEN}, CONDITIONED, {"u", "v"}),
+        # 1 a + 2 b is 2 in each row, but z_b = -z_a and S = z_a - 2 z_a
+        ({"rewards": {"a": 1.0, "b": 2.0}}, {"u": [(0, 1), (2, 0), (0, 1), (2, 0)]}, set()),
     ],
 )
-def test_the_variant_decides(queue, combine, dropped):
-    filtering = buffer()
-    filter_by(filtering, read_settings({"gdpo": {"combine": combine}}))
-    put(queue, filtering, GROUPS)
+def test_the_settings_decide(queue, gdpo, groups, dropped):
+    filtering = filtered(queue, groups, read_settings({"gdpo": gdpo}))
     assert filtering._dapo_filtered_keys("train")[0] == dropped
-
-
-def test_what_eps_leaves_of_opposed_rewards_is_no_gradient(queue):
-    # z is -+ .8660 s / (s + eps), s = .577 and 3.12: S is .8660 x 1e-4 (1/.577 - 1/3.12) = 1.2e-4
-    filtering = buffer()
-    filter_by(filtering, GdpoSettings())
-    put(queue, filtering, {"u": [(1, -3), (0, 2.4), (1, -3), (0, 2.4)]})
-    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
-
-
-def test_a_reward_of_weight_0_gives_no_gradient(queue):
-    filtering = buffer()
-    settings = {"gdpo": {"combine": "dara", "rewards": {"a": 1.0, "b": 0.0}}}
-    filter_by(filtering, read_settings(settings))
-    put(queue, filtering, {"u": [(1, 0), (1, 1)]})
-    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
 
 
 def test_other_estimators_keep_verls_rule(queue):
@@ -138,33 +133,10 @@ def test_other_estimators_keep_verls_rule(queue):
     assert dropped == {"tied", "opposed", "constant"}
 
 
-def test_weights_decide(queue):
-    # 1 a + 2 b is 2 in each row, but z_b = -z_a and S = z_a - 2 z_a
-    groups = {"u": [(0, 1), (2, 0), (0, 1), (2, 0)]}
-    weights = {"a": 1.0, "b": 2.0}
-    filtering = buffer()
-    filter_by(filtering, read_settings({"gdpo": {"rewards": weights}}))
-    put(queue, filtering, groups, [1, 2])
-    assert filtering._dapo_filtered_keys("train") == (set(), Counter())
-    verls = buffer("score")
-    put(queue, verls, groups, [1, 2])
-    assert verls._dapo_filtered_keys("train") == ({"u"}, Counter({2.0: 1}))
-
-
-def test_conditions_and_missing_values_decide(queue):
-    # b varies, but only in rows in which a is too low for it to count
-    conditioned = {"a": 0.0, "b": {"weight": 1.0, "when": {"reward": "a", "at_least": 1}}}
-    filtering = buffer()
-    filter_by(filtering, read_settings({"gdpo": {"rewards": conditioned}}))
-    put(queue, filtering, {"u": [(0, 3), (0, 5)], "w": [(1, 3), (1, 5)], "v": [(1, 0), (0, 5)]})
-    assert filtering._dapo_filtered_keys("train")[0] == {"u", "v"}
-
-
 def test_the_weights_of_the_step_decide(queue):
     rewards = {"a": {"weight": {1: 1.0, 2: 0.0}}, "b": 1.0}
-    filtering = buffer()
-    filter_by(filtering, read_settings({"gdpo": {"rewards": rewards}}))
-    put(queue, filtering, {"u": [(0, 1), (1, 1)]})
+    settings = read_settings({"gdpo": {"rewards": rewards}})
+    filtering = filtered(queue, {"u": [(0, 1), (1, 1)]}, settings)
     assert filtering._terminal_eviction_reasons(1, "train")[1] == set()
     filtering._dapo_classification_cache.clear()
     assert filtering._terminal_eviction_reasons(2, "train")[1] == {"u"}
@@ -197,19 +169,15 @@ def infos(queue, uid):
     ],
 )
 def test_a_named_metric_must_vary_beside_the_signal(queue, metric, dropped):
-    filtering = buffer(metric)
-    filter_by(filtering, GdpoSettings())
-    put(queue, filtering, WRONG_AND_RIGHT)
-    uids, counts = filtering._dapo_filtered_keys("train")
+    uids, counts = filtered(queue, WRONG_AND_RIGHT, None, metric)._dapo_filtered_keys("train")
     assert counts == dropped
     assert uids == {"same", "opposed"} | ({"wrong", "right"} if metric == "a" else set())
 
 
 def test_a_metric_may_be_missing(queue, caplog):
     """None, or no such name: of another task, whose groups are not dropped for that."""
-    filtering = buffer("acc")
-    filter_by(filtering, read_settings({"gdpo": {"rewards": {"b": 1.0}}}))
-    put(queue, filtering, {"other": [(0, 3), (0, 5)], **WRONG_AND_RIGHT})
+    groups = {"other": [(0, 3), (0, 5)], **WRONG_AND_RIGHT}
+    filtering = filtered(queue, groups, read_settings({"gdpo": {"rewards": {"b": 1.0}}}), "acc")
     for uid in WRONG_AND_RIGHT:
         for info in infos(queue, uid):
             info["acc"] = info["a"]
@@ -221,52 +189,17 @@ def test_a_metric_may_be_missing(queue, caplog):
     assert record_of(filtering).metric.metrics() == {}
 
 
-def test_a_metric_that_is_never_there_stops_the_run(queue):
-    filtering = buffer("acc")
-    filter_by(filtering, GdpoSettings())
-    put(queue, filtering, {"u": [(0, 3), (0, 5)]})
-    for info in infos(queue, "u"):
-        info["acc"] = None
-    filtering._dapo_filtered_keys("train")
-    rows = BatchRows.from_keys(["u_0_0"], [infos(queue, "u")[0]], ["d"], [False])
-    with pytest.raises(
-        RewardError, match=r"metric=acc: .*'acc'\], this one always None\. Name one"
-    ):
-        record_of(filtering).metric.check_known(rows)
-
-
 def test_a_metric_that_is_no_number_is_refused(queue):
-    filtering = buffer("acc")
-    filter_by(filtering, GdpoSettings())
-    put(queue, filtering, {"u": [(0, 3), (0, 5)]})
+    filtering = filtered(queue, {"u": [(0, 3), (0, 5)]}, metric="acc")
     infos(queue, "u")[1]["acc"] = "yes"
     with pytest.raises(RewardError, match=r"u_1_0: .*metric=acc is 'yes'; expected a finite num"):
         filtering._dapo_filtered_keys("train")
 
 
-def test_the_last_row_of_a_session_stands_for_it(queue):
-    filtering = buffer()
-    filter_by(filtering, GdpoSettings())
-    put(queue, filtering, {"u": [(1,), (1,)]})
-    filtering.partitions["train"]["u_0_1"] = {}
-    queue["u_0_1"] = {
-        **queue["u_0_0"],
-        "extra_fields": {"reward_extra_info": {"a": 2.0, "score": 2.0}},
-    }
-    assert filtering._dapo_filtered_keys("train")[0] == set()
-    queue["u_0_1"]["extra_fields"]["reward_extra_info"] = {"a": 1.0, "score": 1.0}
-    filtering._dapo_classification_cache.clear()
-    record_of(filtering).known_rows.clear()
-    assert filtering._dapo_filtered_keys("train")[0] == {"u"}
-
-
 def test_without_filtering_and_in_validation_nothing_is_read(queue):
-    filtering = buffer(metric=None)
-    filter_by(filtering, GdpoSettings())
-    put(queue, filtering, GROUPS)
+    filtering = filtered(queue, GROUPS, metric=None)
     assert filtering._dapo_filtered_keys("train") == (set(), Counter())
-    validating = buffer()
-    filter_by(validating, GdpoSettings())
+    validating = filtered(queue, {})
     put(queue, validating, GROUPS, partition="val")
     assert validating._dapo_filtered_keys("val") == (set(), Counter())
     assert not queue["reads"]
@@ -276,7 +209,7 @@ def test_without_filtering_and_in_validation_nothing_is_read(queue):
 def test_a_failed_sample_stops_before_it_is_dropped(queue, settings):
     filtering = buffer()
     if settings is not None:
-        filter_by(filtering, settings)
+        record_of(filtering).filter_by(settings, "reward")
     put(queue, filtering, {"u": [(1,), (1,)]})
     queue["u_1_0"]["extra_fields"]["reward_extra_info"] = {ERROR_KEY: "no"}
     with pytest.raises(RewardError, match="no"):
@@ -373,13 +306,12 @@ def test_verls_methods_get_what_they_were_called_with(queue):
 
 @pytest.mark.parametrize("partition", ["train", "val"])
 def test_a_batch_is_checked_and_its_metrics_are_added(queue, partition):
-    made = buffer("acc")
+    made = filtered(queue, {}, metric="acc")
     put(queue, made, {"u": [(0, 3), (0, 5)]}, partition=partition)
     for info in infos(queue, "u"):
         info["acc"] = 1.0
     record = record_of(made)
     record.guard = Mock()
-    filter_by(made, GdpoSettings())
     batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], partition_id=partition, tags=[{}, {}])
     record.metric.read(fetch_rows(batch.keys, partition, batch.tags, {}))
     result = replay_buffer.sample(lambda *_: (batch, {"verl's": 1}), made, 2)
@@ -399,7 +331,7 @@ def test_a_batch_is_checked_and_its_metrics_are_added(queue, partition):
     ],
 )
 def test_what_is_lost_of_a_prompt_that_failed(mode, partition, lost):
-    left = ["one_0_0", "two_0_0", "two_1_0", "two_1_1", "whole_0_0"]
+    left = ["one_0_0", "one_0_1", "two_0_0", "two_1_0", "two_1_1", "whole_0_0"]
     made = SimpleNamespace(
         failure_keys={partition: {"none", "one", "two"}},
         finished_keys={partition: {"whole"}},

@@ -50,6 +50,18 @@ def recipe(*overrides):
     return OmegaConf.merge(SETTINGS, places, OmegaConf.from_dotlist([*overrides]))
 
 
+def composed(*overrides):
+    """The recipes' configuration, as Hydra composes it."""
+    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
+    return compose_config(REPO / "recipes", "train", [*overrides, *files])
+
+
+def resumed(run, *overrides):
+    """What a command composes that goes on with a run."""
+    given = arguments(Path(run).resolve(), ["task=tool_rl", *overrides])
+    return compose_config(Path(given[1]), given[3], given[4:])
+
+
 def plain(*overrides):
     """The same of a plain command of verl."""
     place = {"trainer": {"default_local_dir": "checkpoints/project/name"}}
@@ -67,13 +79,10 @@ def saved(folder="run/checkpoints", step=3):
 
 def test_a_grpo_run_that_is_resumed_without_a_word_stays_grpo():
     """Also where its folder was moved; with the recipes, as Hydra composes them."""
-    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
-    given = ["hardware=cpu", "estimator=grpo", *files]
-    start(compose_config(REPO / "recipes", "train", given))
+    start(composed("hardware=cpu", "estimator=grpo"))
     saved()
     Path("run").rename("moved")
-    given = arguments(Path("moved").resolve(), ["task=tool_rl", "hardware=cpu"])
-    config = compose_config(Path(given[1]), given[3], given[4:])
+    config = resumed("moved", "hardware=cpu")
     assert config.algorithm.adv_estimator == "grpo"
     assert config.trainer.default_local_dir == f"{Path.cwd()}/moved/checkpoints"
     start(config)
@@ -229,14 +238,10 @@ def trained(config, flash_attn, monkeypatch):
 
 def test_auto_chooses_again_where_a_run_goes_on(monkeypatch):
     """Without flash-attn there, it would else fail in a worker; the change is written down."""
-    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
-    config = compose_config(REPO / "recipes", "train", ["hardware=8gpu", *files])
-    assert trained(config, True, monkeypatch) == "flash_attention_2"
+    assert trained(composed("hardware=8gpu"), True, monkeypatch) == "flash_attention_2"
     saved()
     for step, flash_attn, expected in [(6, False, "packed_sdpa"), (9, True, "flash_attention_2")]:
-        given = arguments(Path("run").resolve(), ["task=tool_rl", "hardware=8gpu"])
-        config = compose_config(Path(given[1]), given[3], given[4:])
-        assert trained(config, flash_attn, monkeypatch) == expected
+        assert trained(resumed("run", "hardware=8gpu"), flash_attn, monkeypatch) == expected
         saved(step=step)
     first, second, third = starts_of(Path("run"))
     chosen = [
@@ -247,15 +252,14 @@ def test_auto_chooses_again_where_a_run_goes_on(monkeypatch):
     assert second.start.changes == {ATTENTION: [*chosen[:2], "free"]}
     assert third.start.changes == {ATTENTION: [*chosen[1:], "free"]}
     for one in (first, second, third):
-        composed = OmegaConf.load(one.folder / "composed.yaml")
-        assert OmegaConf.select(composed, ATTENTION) == "auto"
-        assert "allow_change" not in composed
+        written = OmegaConf.load(one.folder / "composed.yaml")
+        assert OmegaConf.select(written, ATTENTION) == "auto"
+        assert "allow_change" not in written
 
 
 def test_the_folder_of_a_run_is_one_for_all_processes(monkeypatch):
     """Ray's processes on a cluster that runs have the current folder of `ray start`."""
-    files = ("data.train_files=train.parquet", "data.val_files=test.parquet", "run_dir=run")
-    config = compose_config(REPO / "recipes", "train", ["hardware=8gpu", *files])
+    config = composed("hardware=8gpu")
     trained(config, True, monkeypatch)
     assert config.run_dir == str(Path("run").resolve())
     assert config.trainer.default_local_dir == f"{Path('run').resolve()}/checkpoints"

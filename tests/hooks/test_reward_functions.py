@@ -6,9 +6,9 @@ import threading
 from contextlib import nullcontext
 
 import pytest
-from omegaconf import OmegaConf
 from repository import REPO
-from reward_rows import Tokenizer, row_of
+from reward_rows import Tokenizer, row_of, scored
+from run_config import listed
 
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows, RewardError
@@ -75,26 +75,15 @@ def file(tmp_path):
 
 
 def config_of(entries, **algorithm):
-    return OmegaConf.create(
-        {
-            "algorithm": {"adv_estimator": "gdpo", **algorithm},
-            "reward": {
-                "custom_reward_function": {"path": None, "name": "compute_score"},
-                "reward_manager": {"source": "register", "name": "gdpo"},
-                "reward_model": {"enable": False},
-                "reward_functions": entries,
-            },
-            "actor_rollout_ref": {"rollout": {"n": 4}},
-            "trainer": {"experiment_name": "run"},
-            "transfer_queue": {"enable": False},
-        }
-    )
+    return listed(entries, algorithm=algorithm)
 
 
-def score(config, source="s"):
-    manager = GdpoRewardManager(config, Tokenizer(), None)
-    row = row_of("response", "42", source, global_steps=1)
-    return manager.loop.run_until_complete(manager.run_single(row))
+def manager_of(config):
+    return GdpoRewardManager(config, Tokenizer(), None)
+
+
+def score(config, **fields):
+    return scored(manager_of(config), global_steps=1, **fields)
 
 
 def test_numbers_and_dicts_of_functions_get_their_names(file):
@@ -126,10 +115,7 @@ def test_numbers_and_dicts_of_functions_get_their_names(file):
 
 def test_a_task_of_ours_is_a_function_too():
     gold = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
-    config = config_of({"rlla": {"task": "tool_rl"}})
-    manager = GdpoRewardManager(config, Tokenizer(), None)
-    row = row_of(gold, gold, "anything")
-    result = manager.loop.run_until_complete(manager.run_single(row))
+    result = score(config_of({"rlla": {"task": "tool_rl"}}), response=gold, truth=gold)
     rewards = {"rlla__format": 1.0, "rlla__correctness": 3.0}
     assert result["reward_extra_info"] == {**rewards, "score": 4.0}
 
@@ -138,49 +124,37 @@ def test_functions_run_side_by_side(file, monkeypatch):
     """Each waits for the other, so one after the other they would never end."""
     both = threading.Barrier(2, timeout=20)
     entries = {name: {"path": file, "name": "length"} for name in ("x", "y")}
-    manager = GdpoRewardManager(config_of(entries), Tokenizer(), None)
+    manager = manager_of(config_of(entries))
     module = manager.functions[0].function.__globals__
     assert module is manager.functions[1].function.__globals__  # a file is loaded once
     monkeypatch.setitem(module, "len", lambda text: both.wait() + 1)
-    assert manager.loop.run_until_complete(manager.run_single(row_of("r", "42", "s")))
+    assert scored(manager)
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"),
+    ("entry", "message"),
     [
-        ({"x": {"name": "length"}}, "x: got none of path, task and judge; expected path="),
-        ({"x": {"path": "FILE", "task": "gsm8k"}}, "got .'path', 'task'. of path"),
-        ({"x": {"path": "gone.py"}}, "reward_functions.x.path=gone.py: Custom module file not"),
-        ({"x": {"path": "FILE", "name": "lenght"}}, "no such function; did you mean 'length'"),
+        ({"name": "length"}, "x: got none of path, task and judge; expected path="),
+        ({"path": "FILE", "task": "gsm8k"}, "got .'path', 'task'. of path"),
+        ({"path": "gone.py"}, "reward_functions.x.path=gone.py: Custom module file not"),
+        ({"path": "FILE", "name": "lenght"}, "no such function; did you mean 'length'"),
+        ({"path": "FILE", "name": "length", "limits": 3}, r"takes no \['limits'\]; it takes"),
+        ({"path": "FILE", "name": "needs"}, r"asks for \['threshold'\], which nothing"),
+        ({"task": "gsm9k"}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
+        ({"path": "FILE", "name": "length", "required": False}, "is never 0 here"),
+        ({"path": "FILE", "name": "length", "sources": "s"}, "expected a list, such as"),
+        ({"task": "gsm8k", "group": True}, "only a function of `path` can have it"),
         (
-            {"x": {"path": "FILE", "name": "length", "limits": 3}},
-            r"takes no \['limits'\]; it takes",
-        ),
-        (
-            {"x": {"path": "FILE", "name": "needs"}},
-            r"asks for \['threshold'\], which nothing",
-        ),
-        ({"x": {"task": "gsm9k"}}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
-        ({"x": {"path": "FILE", "name": "length", "required": False}}, "is never 0 here"),
-        ({"x": {"path": "FILE", "name": "length", "sources": "s"}}, "expected a list, such as"),
-        ({"x": {"task": "gsm8k", "group": True}}, "only a function of `path` can have it"),
-        (
-            {"x": {"path": "FILE", "name": "length", "group": True}},
+            {"path": "FILE", "name": "length", "group": True},
             r"asks for \['solution_str'\], .* take data_source, solution_strs, ground_truth",
         ),
-        (
-            {"x": {"path": "FILE", "name": "rank"}},
-            r"asks for \['solution_strs', 'extra_infos'\]",
-        ),
+        ({"path": "FILE", "name": "rank"}, r"asks for \['solution_strs', 'extra_infos'\]"),
     ],
 )
-def test_what_a_list_refuses_when_it_is_loaded(file, entries, message):
-    named = {
-        name: {key: file if value == "FILE" else value for key, value in entry.items()}
-        for name, entry in entries.items()
-    }
+def test_what_a_list_refuses_when_it_is_loaded(file, entry, message):
+    named = {key: file if value == "FILE" else value for key, value in entry.items()}
     with pytest.raises(ValueError, match=message):
-        GdpoRewardManager(config_of(named), Tokenizer(), None)
+        manager_of(config_of({"x": named}))
 
 
 @pytest.mark.parametrize(
@@ -246,9 +220,7 @@ def test_rewards_of_length_and_time(file):
     }
     fast = {"most": 1.0, "less": 0.0, "smooth": 0.5, "over": 0.25, "quick": 1.0}
     assert score(config_of(entries))["reward_extra_info"] == {**fast, "score": 2.75}
-    manager = GdpoRewardManager(config_of(entries), Tokenizer(), None)
-    row = row_of("response", "42", "s", tool_extra_fields={"tool_seconds": 2.5})
-    result = manager.loop.run_until_complete(manager.run_single(row))
+    result = score(config_of(entries), tool_extra_fields={"tool_seconds": 2.5})
     assert result["reward_extra_info"]["quick"] == 0.0
     assert [smooth({"response_tokens": n}, 9) for n in (0, 10**9)] == pytest.approx(
         [0.545, 0], abs=1e-3
@@ -314,7 +286,7 @@ def test_limits_hold_for_the_functions_that_ask(file):
     kinds = {"free": {**entry, "kind": "free"}, "x": {**entry, "kind": "limited", "limited": True}}
     config = config_of(kinds)
     config.reward.max_concurrent = 2
-    manager = GdpoRewardManager(config, Tokenizer(), None)
+    manager = manager_of(config)
 
     async def all_of_them(manager):
         rows = [row_of("r", "42", "s") for _ in range(6)]

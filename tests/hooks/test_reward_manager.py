@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import math
 import re
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 import torch
 from added_task import add_task
 from omegaconf import OmegaConf
-from reward_rows import GOLD, Tokenizer, row_of
+from reward_rows import GOLD, Tokenizer, row_of, scored
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopMetrics,
@@ -35,16 +36,7 @@ from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.scorer_calls import SlowScoring
 from verl_gdpo.tasks import TASKS
 
-
-@pytest.fixture(autouse=True)
-def event_loop():
-    """verl's base class takes the current loop, as it finds it in a Ray actor."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
-    asyncio.set_event_loop(None)
+pytestmark = pytest.mark.usefixtures("event_loop")
 
 
 def manager(
@@ -74,8 +66,7 @@ def verls_default(data_source, solution_str, ground_truth, extra_info):
 
 
 def score(manager, response, ground_truth=GOLD, data_source="rlla", **fields):
-    row = row_of(response, ground_truth, data_source, **fields)
-    return manager.loop.run_until_complete(manager.run_single(row))
+    return scored(manager, response, ground_truth, data_source, **fields)
 
 
 def test_our_scorer_is_chosen_by_data_source():
@@ -382,6 +373,8 @@ def error_of(scorer, **fields):
         (failing({"a": "high"}), {}, "the scorer returned no number: {'a': 'high'}"),
         (failing({"a": "high"}), {"gdpo": {"rewards": {"a": 1}}}, "reward 'a' is 'high'"),
         (failing({}), {}, "the scorer returned no number: {}"),
+        (failing({"a": 10**400}), {}, "reward 'a' is inf; expected a finite number"),
+        (failing({"a": torch.tensor(math.inf)}), {}, "'a' is inf; expected a finite number"),
         (failing({"a": 0.7, "b": 1.0, "score": 1.0}), {}, r"score=1, .* not the sum of \{'a': 0.7"),
         (failing(StopIteration), {}, r"StopIteration \[.*test_reward_manager.py:\d+\]"),
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"b": 1}}}, r"'b' is configured.*\['a'\]"),
@@ -595,11 +588,6 @@ def test_a_score_alone_is_the_reward_acc(caplog):
     assert result["reward_extra_info"] == {"score": 0.5, "pred": "7", "acc": 0.5}
 
 
-@pytest.mark.parametrize("value", [10**400, torch.tensor(float("inf"))])
-def test_a_number_too_large_is_an_error(value):
-    assert "reward 'a' is inf; expected a finite number" in error_of(failing({"a": value}))
-
-
 CODE = "```python\nprint(int(input()) + 1)\n```"
 TESTS = '{"inputs": ["1\\n"], "outputs": ["2\\n"]}'
 # a data source of each scorer that verl has offline: a right response and its ground truth
@@ -644,20 +632,16 @@ def test_the_sample_that_takes_longest_is_named_ever_more_rarely():
     assert slow.overdue(1000) is None
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
+def test_a_sample_that_waits_for_its_turn_is_not_named(as_scorer):
     def scorer(*_, **__):
         seen.append(scoring.slow_scoring.overdue(time.monotonic() + 1e3))
         return 1.0
-
-    async def in_the_loop(*_, **__):
-        return scorer()
 
     async def score_two():
         await asyncio.gather(*(scoring.run_single(row_of("x", uid=uid)) for uid in "ab"))
 
     seen = []
-    scoring = manager(in_the_loop if is_async else scorer)
+    scoring = manager(as_scorer(scorer))
     scoring.make_threads = lambda _: ThreadPoolExecutor(1)
     scoring.loop.run_until_complete(score_two())
     assert len(seen) == 2

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import oracle
 import pytest
-from memory_queue import MemoryQueue
 from omegaconf import OmegaConf
 from repository import REPO
-from reward_rows import Tokenizer, row_of
-from v1_step import dump, ours
+from reward_rows import Tokenizer, scored
+from v1_step import dump, ours, step_of
 from verl_batch import verl_config
 
 from verl_gdpo.algorithm.samples import RUBRIC_KEY, RewardError
@@ -57,16 +56,11 @@ def entries(tmp_path):
     ]
 
 
-@pytest.fixture
-def queue(monkeypatch):
-    return MemoryQueue(monkeypatch)
-
-
 def score(config, answer, weights):
     manager = GdpoRewardManager(config, Tokenizer(), None)
     extra_info = {"criteria": weights} if weights else {}
-    row = row_of(json.dumps(answer), "42", "d", global_steps=7, extra_info=extra_info)
-    return manager.loop.run_until_complete(manager.run_single(row))["reward_extra_info"]
+    fields = {"global_steps": 7, "extra_info": extra_info}
+    return scored(manager, json.dumps(answer), **fields)["reward_extra_info"]
 
 
 def trained(queue, folder, overrides, weights=WEIGHTS):
@@ -75,9 +69,7 @@ def trained(queue, folder, overrides, weights=WEIGHTS):
     for uid, answers in ANSWERS.items():
         infos = [score(trainer.config, answer, weights[uid]) for answer in answers]
         queue.add_group(uid, infos, range(2, 2 + len(infos)))
-    batch, _ = trainer.replay_buffer.sample(7, "train", 2)
-    metrics = {}
-    trainer._compute_advantage(batch, metrics)
+    batch, metrics = step_of(trainer)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(trainer.config))
     return dump(trainer, batch), metrics
 

@@ -10,27 +10,24 @@ from verl_gdpo import tasks as rewards
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
 
+ROLLOUT, MODEL, KWARGS = "actor_rollout_ref.rollout", "reward.reward_model", "reward.reward_kwargs"
+MANAGER, PATH = "reward.reward_manager.name", "reward.custom_reward_function.path"
+GRPO, NAIVE = {"algorithm.adv_estimator": "grpo"}, {MANAGER: "naive"}
+
 
 def test_a_run_that_uses_neither_part_is_left_alone():
-    config = run_config(
-        **{
-            "algorithm.adv_estimator": "grpo",
-            "reward.reward_manager.name": "naive",
-            "algorithm.use_kl_in_reward": True,
-            "reward.reward_model.enable": True,
-        }
-    )
+    refused = {"algorithm.use_kl_in_reward": True, f"{MODEL}.enable": True}
+    config = run_config(**GRPO, **NAIVE, **refused)
     assert settings_of_run(config) is None
     config.algorithm.adv_estimator = "GRPO"  # verl refuses it
     assert settings_of_run(config) is None
 
 
 def test_whether_the_manager_is_ours_may_be_known_better_than_by_its_name():
-    grpo = {"algorithm.adv_estimator": "grpo"}
-    other = run_config(**grpo, **{"reward.reward_manager.name": "mine"})
+    other = run_config(**GRPO, **{MANAGER: "mine"})
     assert settings_of_run(other, has_manager=True) is not None
     assert settings_of_run(other, has_manager=False) is None
-    assert settings_of_run(run_config(**grpo), has_manager=False) is None
+    assert settings_of_run(run_config(**GRPO), has_manager=False) is None
 
 
 def test_filtering_is_refused_where_a_step_has_no_weight():
@@ -44,17 +41,23 @@ def test_filtering_is_refused_where_a_step_has_no_weight():
 
 
 def test_bounds_are_asked_for_where_a_variant_needs_them():
-    named = {"algorithm.gdpo": {"rewards": {"a": 1.0}}}
-    assert settings_of_run(run_config(**named)).names == ["a"]
+    rewards = {"format": 1.0, "mine": 1.0}
+    named = {"algorithm.gdpo": {"rewards": rewards}}
+    assert settings_of_run(run_config(**named)).names == ["format", "mine"]
     named["algorithm.gdpo"]["combine"] = "sa_mrpo"
-    with pytest.raises(ValueError, match="sa_mrpo needs the bounds of reward 'a'"):
+    message = r"sa_mrpo needs the bounds of reward 'mine'.*algorithm.gdpo.rewards.mine="
+    with pytest.raises(ValueError, match=message):
         settings_of_run(run_config(**named))
     # the other arm does not use the variant
-    assert settings_of_run(run_config(**named, **{"algorithm.adv_estimator": "grpo"})) is not None
+    assert settings_of_run(run_config(**named, **GRPO)) is not None
+    rewards["mine"] = {"weight": 1.0, "bounds": [0, 2]}
+    assert settings_of_run(run_config(**named)).bounds["mine"] == (0.0, 2.0)
+    rewards["mine"] = 0.0
+    settings_of_run(run_config(**named))
 
 
 def test_the_grpo_arm_may_have_kl_in_the_reward():
-    config = run_config(**{"algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": True})
+    config = run_config(**GRPO, **{"algorithm.use_kl_in_reward": True})
     assert replace(settings_of_run(config), bounds={}) == GdpoSettings()
 
 
@@ -62,35 +65,20 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
     ("changes", "message"),
     [
         ({"algorithm.use_kl_in_reward": True}, "use actor_rollout_ref.actor.use_kl_loss=True"),
-        ({"reward.reward_model.enable": True}, "colocated reward model"),
+        ({f"{MODEL}.enable": True}, "colocated reward model"),
         ({"algorithm.adv_estimator": "GDPO"}, "=GDPO: unknown to verl; did you mean 'gdpo'"),
         ({"algorithm.adv_estimator": "Grpo"}, "=Grpo: unknown to verl; did you mean 'grpo'"),
-        ({"actor_rollout_ref.rollout.n": 1}, "a group of one sample has no spread"),
+        ({f"{ROLLOUT}.n": 1}, "a group of one sample has no spread"),
         (
-            {
-                "actor_rollout_ref.rollout.name": "vllm",
-                "actor_rollout_ref.rollout.full_determinism": True,
-            },
+            {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.full_determinism": True},
             "gives all samples of a prompt one seed",
         ),
+        ({f"{MODEL}.enable": True, f"{MODEL}.enable_resource_pool": True}, "Set a custom reward f"),
         (
-            {
-                "reward.reward_model.enable": True,
-                "reward.reward_model.enable_resource_pool": True,
-            },
-            "Set a custom reward function",
-        ),
-        (
-            {"reward.reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}},
+            {KWARGS: {"overlong_buffer_cfg": {"enable": True}}},
             r"reward_kwargs.overlong_buffer_cfg: no scorer .*'granularity'.* ~reward.reward_kwargs",
         ),
-        (
-            {
-                "reward.reward_kwargs": {"length": True},
-                "reward.custom_reward_function.path": "mine.py",
-            },
-            "functions of your own, nothing reads them",
-        ),
+        ({KWARGS: {"length": True}, PATH: "mine.py"}, "functions of your own, nothing reads them"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused(changes, message):
@@ -108,7 +96,7 @@ def test_bounds_of_a_run():
     # options of the scorer, and what the user says himself
     config = run_config(
         **{
-            "reward.reward_kwargs": {"max_correctness": 1, "length": True},
+            KWARGS: {"max_correctness": 1, "length": True},
             "algorithm.gdpo.rewards": {
                 "format": {"bounds": [-1, 2]},
                 "mine": {"bounds": [0, 9]},
@@ -121,9 +109,8 @@ def test_bounds_of_a_run():
     assert (bounds["correctness"], bounds["length"]) == ((-1, 1), (0, 1))
     assert (bounds["format"], bounds["mine"]) == ((-1, 2), (0, 9))
     # another scorer, another manager: nothing is known of their rewards
-    custom = run_config(**{"reward.custom_reward_function.path": "rewards.py"})
-    naive = run_config(**{"reward.reward_manager.name": "naive"})
-    assert settings_of_run(custom).bounds == settings_of_run(naive).bounds == {}
+    custom = run_config(**{PATH: "rewards.py"})
+    assert settings_of_run(custom).bounds == settings_of_run(run_config(**NAIVE)).bounds == {}
 
 
 def test_bounds_on_which_data_sources_disagree(monkeypatch):
@@ -158,24 +145,8 @@ def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
 
 
 def test_options_for_the_scorer_of_no_training_row():
-    config = run_config(**{"reward.reward_kwargs": {"length": True}})
+    config = run_config(**{KWARGS: {"length": True}})
     assert settings_of_run(config, ["rlla"]) is not None
     with pytest.raises(ValueError, match="verl scores them, without options"):
         settings_of_run(config, ["openai/gsm8k"])
-    naive = run_config(
-        **{"reward.reward_manager.name": "naive", "reward.reward_kwargs": {"anything": 1}}
-    )
-    assert settings_of_run(naive) is not None
-
-
-def test_sa_mrpo_without_bounds_is_refused_before_training():
-    changes = {
-        "algorithm.gdpo.combine": "sa_mrpo",
-        "algorithm.gdpo.rewards": {"format": 1.0, "mine": 1.0},
-    }
-    with pytest.raises(ValueError, match=r"reward 'mine'.*algorithm.gdpo.rewards.mine="):
-        settings_of_run(run_config(**changes))
-    changes["algorithm.gdpo.rewards"]["mine"] = {"weight": 1.0, "bounds": [0, 2]}
-    assert settings_of_run(run_config(**changes)).bounds["mine"] == (0.0, 2.0)
-    changes["algorithm.gdpo.rewards"]["mine"] = 0.0
-    settings_of_run(run_config(**changes))
+    assert settings_of_run(run_config(**NAIVE, **{KWARGS: {"anything": 1}})) is not None

@@ -9,16 +9,12 @@ from types import SimpleNamespace
 
 import oracle
 import pytest
-from memory_queue import MemoryQueue
-from quick_composition import compose_quickly as compose_config
-from repository import REPO
+from composed_recipes import composed
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 
 from verl_gdpo.hooks.extend import record_of
-
-RECIPES = REPO / "recipes"
 
 # rewards (a, b) of the samples of each prompt, oldest first; 4 prompts are 2 mini-batches
 GROUPS = {
@@ -31,12 +27,11 @@ GROUPS = {
 
 
 @pytest.fixture
-def queue(monkeypatch):
-    memory = MemoryQueue(monkeypatch)
+def rows(queue):
     for step, (uid, rewards) in enumerate(GROUPS.items()):
         infos = [{"a": float(a), "b": float(b), "score": float(a + b)} for a, b in rewards]
-        memory.add_group(uid, infos, lengths=(2, 3), step=step)
-    return memory.rows
+        queue.add_group(uid, infos, lengths=(2, 3), step=step)
+    return queue.rows
 
 
 @pytest.fixture
@@ -47,21 +42,17 @@ def refills(monkeypatch):
 
 
 def make_trainer():
-    config = compose_config(
-        RECIPES,
-        "train",
-        [
-            "hardware=cpu",
-            "trainer.v1.trainer_mode=separate_async",
-            "trainer.v1.separate_async.parameter_sync_step=2",
-            "data.train_batch_size=4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-            "actor_rollout_ref.rollout.n=2",
-            "actor_rollout_ref.rollout.nnodes=1",
-            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
-            "algorithm.filter_groups.enable=True",
-            "algorithm.filter_groups.metric=score",
-        ],
+    config = composed(
+        "hardware=cpu",
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=score",
     )
     trainer = get_trainer_cls("separate_async")(config)
     trainer.global_steps = 7
@@ -78,7 +69,7 @@ def make_trainer():
     return trainer
 
 
-def test_the_batch_is_a_mini_batch(queue, refills):
+def test_the_batch_is_a_mini_batch(rows, refills):
     metrics = {}
     trainer = make_trainer()
     trainer.on_step_begin()
@@ -88,7 +79,7 @@ def test_the_batch_is_a_mini_batch(queue, refills):
         keys = [f"{uid}_{session}_0" for uid in mini_batch for session in range(2)]
         rewards = [rewards for uid in mini_batch for rewards in GROUPS[uid]]
         expected = oracle.gdpo(rewards, [key[0] for key in keys])
-        actual = [queue[key]["advantages"][0].item() for key in keys]
+        actual = [rows[key]["advantages"][0].item() for key in keys]
         assert actual == pytest.approx(expected, abs=1e-6)
     dumped = record_of(trainer).dump_rows.columns([*batch.keys])["batch"]
     assert dict(zip((key[0] for key in batch.keys), dumped, strict=True)) == {
@@ -97,4 +88,4 @@ def test_the_batch_is_a_mini_batch(queue, refills):
     }
     assert metrics["gdpo/a/max"] == 5.0
     assert refills == [1]
-    assert "advantages" not in queue["opposed_0_0"]
+    assert "advantages" not in rows["opposed_0_0"]

@@ -10,12 +10,10 @@ import oracle
 import pytest
 import ray
 from added_task import add_task
+from composed_recipes import composed
 from datasets import Dataset
 from omegaconf import OmegaConf
-from quick_composition import compose_quickly as compose_config
-from repository import REPO
 from run_config import run_config
-from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base, utils
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
@@ -33,8 +31,6 @@ from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.tasks import TASK_BY_SOURCE
-
-RECIPES = REPO / "recipes"
 
 
 def test_the_table_in_docs_has_verls_trainers():
@@ -62,24 +58,6 @@ def test_a_v1_trainer_has_one_step():
     with AdvantageStep(GdpoSettings(), rows) as step:
         utils.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
     assert step.scalars is not None and step.advantages is None
-
-
-@pytest.mark.parametrize("otherwise", ["zero", "missing"])
-def test_v1_conditions(otherwise):
-    condition = {"reward": "a", "at_least": 1}
-    rewards = {"a": 1.0, "b": {"when": condition, "otherwise": otherwise}}
-    # group a qualifies with the values 4, 2; group b with 3, 7, 5
-    values = [(1, 4), (1, 2), (0, 9), (0, 8), (3, 3), (3, 7), (-3, 6), (1, 5)]
-    keys = [f"{group}_{i}_0" for i, group in enumerate(GROUPS)]
-    infos = [{"a": float(a), "b": float(b)} for a, b in values]
-    actual = v1_advantages(keys, infos, [False] * 8, rewards=rewards)
-    met = [a >= 1 for a, _ in values]
-    expected = oracle.gdpo(
-        [[a, b if ok else 0] for (a, b), ok in zip(values, met, strict=True)],
-        GROUPS,
-        present=[[True, ok or otherwise == "zero"] for ok in met],
-    )
-    assert actual[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("batch_norm", ["sample", "token", "none"])
@@ -134,31 +112,6 @@ def test_the_bounds_that_a_variant_needs():
         v1_advantages(KEYS, INFOS, [False] * 8, rewards=rewards, combine="sa_mrpo")
     # what is not used needs none
     v1_advantages(KEYS, INFOS, [False] * 8, rewards={**rewards, "b": 0.0}, combine="sa_mrpo")
-
-
-def test_a_condition_that_makes_a_reward_0_widens_its_bounds():
-    when = {"reward": "b", "at_least": 1}
-    rewards = {"a": {"weight": 1.0, "bounds": [1, 5], "when": when}}
-    infos = [{"a": float(i % 5 + 1), "b": float(i % 2)} for i in range(8)]
-    actual = v1_advantages(KEYS, infos, [False] * 8, rewards=rewards, combine="sa_mrpo")
-    assert actual.abs().max() > 0.1
-
-
-def test_legacy_trainer_with_a_variant():
-    values = np.array(REWARDS)
-    data = batch({"a": values[:, 0], "b": values[:, 1]}, reward_extra_keys=["a", "b"])
-    bounds = {"a": {"bounds": [-3, 3]}, "b": {"bounds": [0, 1]}}
-    settings = algorithm(rewards=bounds, combine={"name": "sa_mrpo", "gamma": 2.0})
-    data = ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=settings)
-    combine = functools.partial(sa_mrpo, bounds_K=[(-3, 3), (0, 1)], gamma=2.0)
-    expected = compute_gdpo_advantage(REWARDS, GROUPS, [[1]] * 8, combine=combine)
-    actual = data.batch["advantages"][:, 0].tolist()
-    assert actual == pytest.approx(expected[:, 0].tolist(), abs=1e-6)
-
-
-def test_v1_without_rows_says_why():
-    with pytest.raises(RewardError, match=r"no rewards reached the estimator.*verl's PPOTrainer"):
-        ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
 
 
 class LoadsRows:
@@ -284,10 +237,6 @@ class OwnTrainer(PPOTrainer):
     on_sample_end = on_step_end = on_sample_begin
 
 
-def recipe(*overrides):
-    return compose_config(RECIPES, "train", ["hardware=cpu", *overrides])
-
-
 @pytest.fixture
 def registered(monkeypatch):
     monkeypatch.setattr(trainer_base, "TRAINER_REGISTRY", {**trainer_base.TRAINER_REGISTRY})
@@ -296,18 +245,23 @@ def registered(monkeypatch):
 
 @pytest.mark.usefixtures("registered")
 def test_a_trainer_of_a_users_is_extended_however_it_is_made():
-    for trainer in (OwnTrainer(recipe()), get_trainer_cls("own")(config=recipe())):
+    for trainer in (
+        OwnTrainer(composed("hardware=cpu")),
+        get_trainer_cls("own")(config=composed("hardware=cpu")),
+    ):
         assert type(trainer) is OwnTrainer
         assert record_of(trainer) and record_of(trainer.replay_buffer)
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_subclass_of_our_manager_is_ours_under_any_name(own_manager):
-    trainer = get_trainer_cls("own")(recipe("trainer.v1.trainer_mode=own", *own_manager))
+    trainer = get_trainer_cls("own")(
+        composed("hardware=cpu", "trainer.v1.trainer_mode=own", *own_manager)
+    )
     assert record_of(trainer)
     assert record_of(trainer.replay_buffer)  # which stops at an error
     naive = ["estimator=grpo", "reward.reward_manager.name=naive", "trainer.v1.trainer_mode=own"]
-    trainer = get_trainer_cls("own")(recipe(*naive))
+    trainer = get_trainer_cls("own")(composed("hardware=cpu", *naive))
     assert record_of(trainer) is record_of(trainer.replay_buffer) is None
 
 
@@ -324,10 +278,13 @@ def test_a_trainer_that_is_not_extended_stops_before_it_loads_a_model(own_manage
     how = r"test_v1_trainer.MadeOtherwise is not extended .* did not call that of verl's PPOTrainer"
     for overrides in ([], ["estimator=grpo"], own_manager):
         with pytest.raises(RuntimeError, match=how):
-            MadeOtherwise("mine", recipe(*overrides)).init()
+            MadeOtherwise("mine", composed("hardware=cpu", *overrides)).init()
     assert not reached
     plain = ["estimator=grpo", "reward.reward_manager.name=naive"]
-    for trainer in (OwnTrainer(recipe(*own_manager)), MadeOtherwise("mine", recipe(*plain))):
+    for trainer in (
+        OwnTrainer(composed("hardware=cpu", *own_manager)),
+        MadeOtherwise("mine", composed("hardware=cpu", *plain)),
+    ):
         with pytest.raises(ZeroDivisionError):
             trainer.init()
     assert reached == [1, 1]
