@@ -26,7 +26,6 @@ MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process", "termina
     ("source", "truth", "options", "own"),
     [
         ("verl_gdpo/gsm8k", "72", {}, {"tasks.gsm8k.score"}),
-        ("verl_gdpo/gsm8k", "72", {"normalize_numbers": True}, {"tasks.gsm8k.score"}),
         ("verl_gdpo/constraints", '{"keyword": ["a"]}', {}, {"tasks.constraints.score"}),
         ("rlla", "x", {}, TOOL_RL),
         ("verl_gdpo/coding", CODING_TRUTH, {}, CODING),
