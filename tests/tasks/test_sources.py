@@ -14,7 +14,6 @@ from pathlib import Path
 
 import datasets
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -114,27 +113,20 @@ REFUSALS = [
     (("reward_model", "ground_truth"), None, "reward_model.ground_truth", "got None; expected a s"),
     (("reward_model", "ground_truth"), " \n", "reward_model.ground_truth", "expected some text"),
     (("reward_model", "ground_truth"), HALF_A_CALL, "reward_model.ground_truth", "line 1 of 1"),
-    (("reward_model", "ground_truth"), TOOL + TOOL, "reward_model.ground_truth", "got 2 <tool_ca"),
     (("reward_model",), None, "reward_model", "expected an object"),
-    (("prompt",), ..., "prompt", "missing"),
     (("prompt",), [], "prompt", "expected at least one message"),
     (("prompt",), "What is new?", "prompt", "expected a list"),
     (("prompt", 1, "content"), 7, "prompt[1].content", "got 7; expected a str"),
-    (("prompt", 1, "content"), [{"type": "text"}], "prompt[1].content", "expected a str"),
     (("prompt", 1, "content"), "\ud83d", "prompt[1].content", "expected valid Unicode"),
     (("prompt", 1, "role"), "human", "prompt[1].role", "got 'human'; expected one of"),
     (("prompt", 1, "role"), "system", "prompt[1].role", "only as the first"),
     (("prompt", 1, "role"), "assistant", "prompt[1].role", "expected 'user'"),
     (("prompt", 1), {"from": "human", "value": "x"}, "prompt[1].from", "unknown"),
-    (("prompt",), [{"role": "user", "content": " "}], "prompt[0].content", "expected some text"),
     (("prompt", 1, "content"), "\n", "prompt[1].content", "expected some text"),
     (("data_source",), "openai/gsm9k", "data_source", "expected one of ['rlla'"),
-    (("data_source",), None, "data_source", "expected a str"),
     (("images",), [], "images", "unknown"),
     (("extra_info", "index"), True, "extra_info.index", "got True; expected an int"),
-    (("extra_info", "index"), "0", "extra_info.index", "expected an int"),
     (("extra_info", "index"), 2**63, "extra_info.index", "expected an int in [0, 2**63)"),
-    (("extra_info", "tools_kwargs"), {}, "extra_info.tools_kwargs", "unknown"),
 ]
 
 
@@ -365,10 +357,6 @@ def damage(path):
     path.write_bytes(path.read_bytes()[:100])
 
 
-def rewrite(path):
-    pd.read_parquet(path).iloc[:3].to_parquet(path)
-
-
 def move_and_link(path):
     path.rename(path.with_name("elsewhere"))
     path.symlink_to(path.with_name("elsewhere"))
@@ -385,7 +373,6 @@ def link_to_nothing(path):
     [
         (edit, "it was changed after data_prep wrote it"),
         (damage, "it cannot be read, or data_prep did not write it"),
-        (rewrite, "it cannot be read, or data_prep did not write it"),
         (move_and_link, "it is a link"),
         (link_to_nothing, "it is a link"),
     ],
@@ -538,8 +525,7 @@ def test_upstream_is_the_default_source(tmp_path, server, monkeypatch, capsys):
         server.answers[f"/m/dataset/rlla_4k/{split}.parquet"] = content, len(content)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     for _ in range(2):
-        code, output, _ = run(capsys, "--out", tmp_path / "out")
-        assert code == 0 and "wrote" in output
+        assert run(capsys, "--out", tmp_path / "out")[0] == 0
     assert len(server.requests) == 2  # the second time, both copies were there
     for split, count in (("train", 3), ("test", 2)):
         expected = [row(i, user=f"{split} {i}", split=split) for i in range(count)]
@@ -684,10 +670,8 @@ def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
         ("a.json", [*items(1), "x"], "row 1, the whole row: got 'x'"),
         ("a.json", [{"instruction": "s", "output": TOOL}], "row 0, field input: got nothing"),
         ("a.json", [{**items(1)[0], "input": None}], "row 0, field input: got None; expected a st"),
-        ("a.json", [{**items(1)[0], "history": []}], "row 0, field history: unknown"),
         ("a.json", [{**items(1)[0], "output": "x <response>"}], "row 0, field reward_model.ground"),
         ("a.json", b"[{", "got no readable JSON"),
-        ("a.json", b"\xff\xfe\xfa", "got no readable JSON"),
         ("a.json", b"[" * 100_000, "got no readable JSON"),
         ("a.parquet", b"PAR1 and no more", "got no readable parquet"),
         ("a.parquet", OTHER_COLUMNS, "row 0, field question: unknown; expected only"),
@@ -826,22 +810,6 @@ def test_synthetic_arguments_reach_the_generator(tmp_path, capsys, monkeypatch):
 # ---- report
 
 
-def test_report_counts_kinds_calls_and_repeated_problems():
-    ground_truths = [TOOL, RESPONSE, BOTH, NEITHER, TOOL, BOTH]
-    rows = [row(i, ground_truth=text) for i, text in enumerate(ground_truths)]
-    rows[0]["prompt"][1]["content"] = "another question"  # rows 2 to 5 ask what row 1 asks
-    asked = {"calls": 2, "response": 1, "calls and response": 2, "neither": 1}
-    assert (
-        schema.numbers_of(rows, TASK).items()
-        >= {
-            "rows": 6,
-            **{f"asks for: {what}": rows for what, rows in asked.items()},
-            **{f"calls: {count}": 2 for count in (0, 1, 2)},  # both `BOTH` rows hold two calls
-            "repeated problems": 4,
-        }.items()
-    )
-
-
 def test_report_of_prompt_lengths():
     # system content "Tools: é" has 8 characters; user contents have 1 to 20
     rows = [row(user="x" * length) for length in range(20, 0, -1)]
@@ -851,21 +819,17 @@ def test_report_of_prompt_lengths():
 
 
 def test_table_has_a_column_per_file():
-    splits = {"train": [row(), row(1)], "test": [row(ground_truth=RESPONSE)]}
-    shared = schema.overlap(splits)
-    lines = [line.split() for line in schema.table(splits, TASK, shared).splitlines()]
-    assert lines[:4] == [
-        ["train", "test"],
-        ["rows", "2", "1"],
-        ["asks", "for:", "calls", "2", "0"],
-        ["asks", "for:", "response", "0", "1"],
-    ]
-    assert ["calls:", "0", "0", "1"] in lines and ["calls:", "1", "2", "0"] in lines
-    assert ["prompt", "chars,", "high", "20", "20"] in lines  # 8 + len("What is new?")
+    train = [row(i, ground_truth=text) for i, text in enumerate((TOOL, RESPONSE, BOTH, NEITHER))]
+    train += [row(user="another question"), row(ground_truth=BOTH)]
+    splits = {"train": train, "test": [row(ground_truth=RESPONSE)]}
+    table = schema.table(splits, TASK, schema.overlap(splits)).splitlines()
+    lines = [" ".join(line.split()) for line in table]
+    assert lines[:3] == ["train test", "rows 6 1", "asks for: calls 2 0"]
+    assert {"asks for: response 1 1", "asks for: calls and response 2 0"} < {*lines}
+    assert {"asks for: neither 1 0", "calls: 0 2 1", "calls: 1 2 0", "calls: 2 2 0"} < {*lines}
+    assert "prompt chars, high 24 20" in lines  # 8 + len("another question"), len("What is new?")
     assert lines[-3:] == [
-        ["repeated", "problems", "1", "0"],
-        ["test", "problems", "in", "train", "1"],
-        ["nearly", "in", "train", "0"],
+        *("repeated problems 4 0", "test problems in train 1", "nearly in train 0"),
     ]
 
 
@@ -878,12 +842,10 @@ def test_table_has_a_column_per_file():
         ((), "the following arguments are required: --out"),
         (("--out", "x", "--seed", "1"), "--seed does not go with"),
         (("--out", "x", "--test", "a.parquet"), "--test does not go with"),
-        (("--out", "x", "--synthetic", "5", "--test", "a.json"), "--test does not go with"),
         (("--out", "x", "--from", "a.json", "--base-url", "u"), "--base-url does not go with"),
         (("--out", "x", "--synthetic", "5", "--cache", "c"), "--cache does not go with"),
         (("--out", "x", "--from", "a.json", "--synthetic", "5"), "not allowed with"),
         (("--out", "x", "--synthetic", "0"), "got '0'; expected a whole number >= 1"),
-        (("--out", "x", "--synthetic", "many"), "got 'many'; expected a whole number"),
     ],
 )
 def test_usage_errors_write_nothing(tmp_path, monkeypatch, capsys, arguments, words):

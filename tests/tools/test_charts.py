@@ -18,9 +18,7 @@ from verl_gdpo.run.findings import Finding
 from verl_gdpo.tools.report.charts import (
     ARMS_LOOKS,
     OF_TRAINING,
-    POINTS,
     Chart,
-    Line,
     as_data,
     chart_of,
     lines_of,
@@ -147,16 +145,6 @@ def test_extremes_and_ends_survive_thinning(values, most):
     seen = [values[place] for place in kept if not math.isnan(values[place])]
     if there:
         assert (min(seen), max(seen)) == (min(there), max(there))
-
-
-def test_a_spike_of_one_step_stays_at_its_step():
-    values = [0.3] * 5000
-    values[4321] = 22_000.0
-    chart = Chart("m", "m", "", (0, 0), [Line("a", range(1, 5001), values)] * 2)
-    [data] = as_data([chart])
-    for line in data["lines"]:
-        assert len(line["x"]) <= POINTS
-        assert dict(zip(line["x"], line["y"], strict=True))[4322] == 22_000
 
 
 def test_the_charts_of_ten_runs_of_5_000_steps_are_small():

@@ -13,7 +13,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from judge_stub import judge_stub
-from omegaconf import OmegaConf
 from repository import REPO
 from rows_for_check import COMMAND, arguments_of
 from saved_checkpoint import save_checkpoint
@@ -25,7 +24,7 @@ from verl_gdpo.sandbox import machine as sandbox_machine
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.preparation import local_files
-from verl_gdpo.tools.check import machine, main
+from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.dry_run import made_up_responses
 from verl_gdpo.tools.data import main as prepare
 from workshop.tiny_policy.model import make_tiny_model
@@ -224,24 +223,19 @@ def test_a_tokenizer_that_verl_cannot_pad_with(check, data, tmp_path):
 
 def test_validation_rows_that_training_rows_ask(check, data, tmp_path):
     """Over all files of both sides, with other case, spacing and marks, and with other words."""
-    rows = pd.read_parquet(data / "train.parquet")
     words = " ".join(f"{a}{b}" for a in ("ba", "de", "fo") for b in "klmnprst")
-    fresh = [*rows["prompt"][:4]]
-    for prompt, text in zip(
-        fresh, ("One more?", words, f"  {words.title()}!", f"{words} x"), strict=True
-    ):
-        prompt[-1]["content"] = text
-    parts = {"a": fresh[:1], "b": fresh[1:2], "c": [[{"role": "user", "content": "?"}]]}
-    parts["d"] = fresh[2:]
-    for name, prompts in parts.items():
-        part = rows[: len(prompts)].copy()
-        part["prompt"] = prompts
-        part.to_parquet(tmp_path / f"{name}.parquet")
 
-    def files(*names):
-        return f"[{','.join(str(tmp_path / name) + '.parquet' for name in names)}]"
+    def file(name, *texts):
+        prompts = [[{"role": "user", "content": text}] for text in texts]
+        rows = [{**tool_row(i, "train"), "prompt": prompt} for i, prompt in enumerate(prompts)]
+        pd.DataFrame(rows).to_parquet(tmp_path / f"{name}.parquet")
+        return tmp_path / f"{name}.parquet"
 
-    _, output, _ = check(f"data.train_files={files('a', 'b')}", f"data.val_files={files('c', 'd')}")
+    train = file("a", "One more?"), file("b", words)
+    test = file("c", "?"), file("d", f"  {words.title()}!", f"{words} x")
+    files = {"train": train, "val": test}
+    given = (f"data.{key}_files=[{one},{other}]" for key, (one, other) in files.items())
+    _, output, _ = check(*given)
     said = " ".join(output.split())
     asked = f"row 0 of {tmp_path / 'b.parquet'} asks"
     assert (
@@ -409,19 +403,6 @@ def test_the_critic_is_checked_without_a_hub(plain):
     assert second == "train_batch_size (6) must be >= critic.ppo_mini_batch_size (7)"
 
 
-def test_a_tracker_without_a_step(tmp_path):
-    trainer = {"default_local_dir": str(tmp_path), "resume_mode": "auto"}
-    config = OmegaConf.create({"trainer": trainer})
-    assert list(machine._finished_steps(config, 10)) == []
-    save_checkpoint(tmp_path, 3)
-    tracker = tmp_path / "latest_checkpointed_iteration.txt"
-    tracker.write_text("")  # as a full disk leaves it; `mend_tracker` mends it
-    assert "goes on after step 3" in "".join(machine._finished_steps(config, 10))
-    tracker.write_text("seven")
-    with pytest.raises(ValueError, match=r"says 'seven', but .* has \[3\] whole checkpoints"):
-        list(machine._finished_steps(config, 10))
-
-
 def test_what_is_allowed_but_hardly_meant(plain, data):
     added = [*custom(data, "waits"), "trainer.default_local_dir=begun", "trainer.val_only=True"]
     save_checkpoint(Path("begun"), 29)
@@ -467,22 +448,11 @@ def test_what_others_print_is_shown_on_request(data, capfd, monkeypatch):
 # --- no, in our recipes --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["estimator=gdpa"], ["gdpa"]),
-        (["run_dir=${nowhere}"], ["nowhere"]),
-        # all that is wrong is listed
-        (
-            ["algorithm.use_kl_in_reward=True", "data.val_files=none.parquet"],
-            ["use_kl_in_reward", "data.val_files: none.parquet"],
-        ),
-    ],
-)
-def test_no_and_why(check, overrides, words):
-    code, _, messages = check(*overrides)
-    assert (code, messages.count("check: ")) == (1, len(words))
-    assert all(word in messages for word in words)
+@pytest.mark.parametrize("override", ["estimator=gdpa", "run_dir=${nowhere}"])
+def test_no_and_why(check, override):
+    code, _, messages = check(override)
+    assert (code, messages.count("check: ")) == (1, 1)
+    assert override.partition("=")[2].strip("${}") in messages
 
 
 @pytest.mark.parametrize(
@@ -493,7 +463,6 @@ def test_no_and_why(check, overrides, words):
         ("hangs", r"'ground truth': the reward function gave no answer within 0.5 s \(42 of 42 "),
         ("blocks", "'ground truth': the reward function gave no answer within 0.5 s"),
         ("hangs_on_empty", r"'empty': .* 5 s \(6 of 42 answers are missing\)[^-]*--seconds 10\n"),
-        ("misspelt", "misspelt"),
         (None, "Reward function is not implemented for data_source='nowhere'"),
     ],
 )

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from run_folder_writer import make_run
 from scipy import stats
 
-from verl_gdpo.run.folder import ends
 from verl_gdpo.tools.report.intervals import (
     CONFIDENCE,
     differences_of_arms,
@@ -33,25 +32,6 @@ def test_runs_that_differ_in_more_than_seeds_are_not_pooled(tmp_path):
 
 def curve(*values, key="gdpo/format/mean"):
     return {step: {key: value} for step, value in enumerate(values, start=1)}
-
-
-def test_the_ends_are_what_they_say():
-    key = "val-aux/made/format/mean@1"
-    metrics = {0: {key: 0.1}, **curve(0.5, 0.6, 0.7)}
-    metrics[4] = {"gdpo/correctness/mean": 2.0, key: 0.9}
-    assert {name: str(end) for name, end in ends(metrics)["format"].items()} == {
-        "first step": "0.500",
-        "last step": "0.700 (step 3)",  # the run went on to step 4 without this reward
-        "validation before": "0.100",
-        "after": "0.900",
-    }
-    assert {name: str(end) for name, end in ends(metrics)["correctness"].items()} == {
-        "first step": "2.000 (step 4)",
-        "last step": "2.000",
-    }
-    del metrics[0]
-    assert "validation before" not in ends(metrics)["format"]
-    assert "after" not in ends({0: {key: 0.1}})["format"]
 
 
 def arm_of(name, values_of_runs, **settings):
