@@ -3,11 +3,9 @@
 import json
 import math
 import random
-import sys
 
 import pytest
 from verl.utils.reward_score import prime_code
-from verl.utils.reward_score.prime_code import testing_util
 
 from verl_gdpo import sandbox
 from verl_gdpo.tasks.coding import score as coding
@@ -57,9 +55,9 @@ STOPS_AT_4 = "n = int(input())\nassert n != 4\nprint(n + 7)"
         ("I would print(int(input()) + 7).", 0, 0),  # no block, no program
     ],
 )
-def test_scores(response, passed, bug):
+def test_scores(response, passed, bug, truth=PRINTS):
     expected = {"pass": passed, "length": float(passed == 1), "bug": bug}
-    assert score(response, PRINTS, response_tokens=4000, seconds=1) == expected
+    assert score(response, truth, response_tokens=4000, seconds=1) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,8 +75,7 @@ def test_scores(response, passed, bug):
     ],
 )
 def test_scores_of_functions(program, passed, bug):
-    expected = {"pass": passed, "length": float(passed == 1), "bug": bug}
-    assert score(block(program), CALLS) == expected
+    test_scores(block(program), passed, bug, CALLS)
 
 
 def test_a_program_that_has_nothing_to_print():
@@ -215,15 +212,6 @@ def test_what_is_no_finite_number_is_a_word(output, expected, is_right):
 @pytest.mark.parametrize(("output", "expected", "is_right"), [row[:3] for row in PRINTED])
 def test_printed_text(output, expected, is_right):
     assert coding._is_right(output, {"output": expected}) == is_right
-
-
-@pytest.mark.parametrize(("output", "expected", "verls"), [(*row[:2], row[3]) for row in PRINTED])
-def test_printed_text_in_verls_own_scorer(monkeypatch, output, expected, verls):
-    monkeypatch.setattr(testing_util, "reliability_guard", lambda: None)  # it disables this Python
-    monkeypatch.setattr(sys, "setrecursionlimit", lambda _: None)  # of this Python too
-    test = {"inputs": [""], "outputs": [expected]}
-    results, _ = testing_util.run_test(test, f"print({output!r}, end='')")
-    assert (results == [True]) == verls
 
 
 @pytest.mark.parametrize(

@@ -141,32 +141,22 @@ def simulated_claims(rewards, shift=0.0, correlation=0.0, is_paired=True):
     return np.mean(claims, axis=0)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "correlation", "is_paired"),
-    [
-        *((1, 0.0, True), (1, 0.0, False)),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (2, 0.0, True),
-                (2, 0.5, True),
-                (2, 0.9, True),
-                (6, 0.0, True),
-                (2, 0.5, False),
-            )
-        ),
-    ],
-)
+def slow(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+PAIRED = slow((2, 0.0, True), (2, 0.5, True), (2, 0.9, True), (6, 0.0, True))
+CASES = [(1, 0.0, True), (1, 0.0, False), *PAIRED, *slow((2, 0.5, False))]
+
+
+@pytest.mark.parametrize(("rewards", "correlation", "is_paired"), CASES)
 def test_identical_arms_are_seldom_told_apart(rewards, correlation, is_paired):
     assert simulated_claims(rewards, 0.0, correlation, is_paired)[1] <= 0.10
 
 
 @pytest.mark.parametrize(
     ("rewards", "correlation", "fewest"),
-    [
-        *((1, 0.0, 0.90), (2, 0.9, 0.86)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 0.0, 0.82), (3, 0.9, 0.82))),
-    ],
+    [(1, 0.0, 0.90), (2, 0.9, 0.86), *slow((2, 0.0, 0.82), (3, 0.9, 0.82))],
 )
 def test_a_difference_of_two_standard_deviations_is_found(rewards, correlation, fewest):
     assert simulated_claims(rewards, 2.0, correlation)[0] >= fewest

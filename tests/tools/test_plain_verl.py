@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import plain_verl_archive
 import pytest
+from processes import completed
 from run_folder_writer import make_run, rollout_dump
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, Scorer, dump_files, read_dump
@@ -178,8 +177,6 @@ def test_a_report_without_a_scorer_says_how_to_have_examples(plain):
 def test_a_configuration_for_each_run(plain):
     with pytest.raises(ValueError, match="--config: expected once for each of 2 runs"):
         read_arms([plain_verl_archive.METRICS, plain_verl_archive.TENSORBOARD], [plain])
-    with pytest.raises(ValueError, match=r"my_rewards.py: .*expected '?<document start>"):
-        read_arms([plain_verl_archive.METRICS], [plain / "my_rewards.py"])
     with pytest.raises(ValueError, match=r"no `algorithm` block; expected .hydra"):
         read_arms([plain_verl_archive.METRICS], [plain / "plain"])
 
@@ -208,10 +205,9 @@ def test_seeds_of_plain_runs_pool(tmp_path, capsys, monkeypatch):
     text = Path("report/index.html").read_text()
     assert "<h1>mine, other</h1>" in text
     assert '<td class="word">mine</td>\n<td>2</td>' in text  # two runs of this arm
-    for wrong in ("mine", "mine=", "=0.jsonl"):
-        with pytest.raises(SystemExit):
-            report.main(["--arm", wrong])
-        assert "expected NAME=RUN,RUN" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        report.main(["--arm", "mine="])
+    assert "expected NAME=RUN,RUN" in capsys.readouterr().err
 
 
 def test_what_a_configuration_lacks(plain):
@@ -274,9 +270,7 @@ def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, m
         plain_verl_archive.TENSORBOARD if missing == "tensorboard" else plain_verl_archive.METRICS
     )
     program = WITHOUT.format(missing=[missing])
-    done = subprocess.run(
-        [sys.executable, "-c", program, command, source], capture_output=True, text=True
-    )
+    done = completed("-c", program, command, source)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert message in done.stderr
 

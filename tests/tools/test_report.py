@@ -125,22 +125,6 @@ def test_metrics_that_are_no_number_are_a_gap_and_a_finding(tmp_path, capsys):
     assert re.search(r"^format +0\.\d+ +nan ", out, re.M)
 
 
-def test_runs_are_grouped_by_the_arm_of_their_configuration(tmp_path):
-    folders = [
-        make_run(tmp_path / "a", "grpo", seed=1, steps=4),
-        make_run(tmp_path / "b", "gdpo", seed=1, steps=4),
-        make_run(tmp_path / "c", "grpo", seed=2, steps=6),
-        make_run(tmp_path / "d", configuration=False, steps=4),
-    ]
-    arms = read_arms(folders)
-    assert [(arm.name, [run.folder.name for run in arm.runs]) for arm in arms] == [
-        ("grpo", ["a", "c"]),
-        ("gdpo", ["b"]),
-        ("d", ["d"]),
-    ]
-    assert results(arms).caption.startswith("Mean reward up to step 4, the last one")
-
-
 def test_the_table_of_results():
     training = arm_of({1: 0.0, 9: 1.0}, {1: 2.0, 9: 3.0})
     tested = arm_of({0: 0.25}, name="grpo", key="val-aux/rlla/format/mean@1")
