@@ -235,10 +235,12 @@ def test_a_summary_without_metrics(tmp_path):
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "1.jsonl").touch()
     (tmp_path / "train.log").touch()
+    (tmp_path / "rollouts").mkdir()
     done = summary(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "no metrics in it; expected the folder of a run" in done.stderr
     assert re.search(r"^log +\S+/train.log$", done.stdout, re.M)
+    assert re.search(r"^rollouts +\S+/rollouts$", done.stdout, re.M)
 
 
 def test_summary_for_a_reader_that_has_gone(tmp_path):
