@@ -38,12 +38,6 @@ def texts(dialogues):
     return [[record.answer.text for record in one.records] for one in dialogues]
 
 
-def test_every_dialogue_reaches_its_end():
-    dialogues = played(ScriptedPolicy(repeated))
-    assert [len(one.records) for one in dialogues] == [k % 4 for k in range(9) for _ in (0, 1)]
-    assert all(one.outcome.of_answers == [{"right": 1.0}] * len(one.records) for one in dialogues)
-
-
 def test_answers_of_a_batch_are_scored_at_once(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     together = threading.Barrier(3, timeout=20)
@@ -88,6 +82,7 @@ def test_two_questions_with_one_key_are_refused():
 
 def test_a_problem_has_the_mean_over_its_samples_and_the_sums_over_its_answers():
     dialogues = played(ScriptedPolicy(lambda messages, seed: "turn 0"))
+    assert [len(one.records) for one in dialogues] == [k % 4 for k in range(9) for _ in (0, 1)]
     found = problems_of(dialogues)["q_2"]  # two turns, of which the answer to the first is right
     assert found.scores == {"all": 1.0, "length": 12.0}
     assert found.answers == {"right": (2.0, 4)}

@@ -31,9 +31,7 @@ def engine_of(model, name="transformers", temperature=0.0):
 
 
 def all_answers(engine, prompts):
-    found = {}
-    for batch in engine.answers(prompts):
-        found |= batch
+    found = {k: answer for batch in engine.answers(prompts) for k, answer in batch.items()}
     return [found[k] for k in range(len(prompts))]
 
 

@@ -23,18 +23,6 @@ def only(column, of):
     return number
 
 
-def test_a_leaf_is_the_mean_over_the_questions_of_its_category():
-    number = only(leaf("a"), A_AND_B)
-    assert (number.value, number.questions) == (0.25, 4)
-
-
-def test_a_mean_counts_its_parts_once_or_by_their_questions():
-    # (1/4 + 2/2) / 2 and (1 + 2) / 6
-    parts = (leaf("a"), leaf("b"))
-    assert only(ScoreColumn("mean", parts=parts), A_AND_B).value == 0.625
-    assert only(ScoreColumn("all", parts=parts, by_questions=True), A_AND_B).value == 0.5
-
-
 def test_a_part_that_was_not_run_gives_no_number_and_no_zero():
     column = ScoreColumn("mean", parts=(leaf("a"), leaf("not run")))
     for one in (column, replace(column, by_questions=True)):
@@ -49,10 +37,7 @@ def test_a_part_that_was_not_run_gives_no_number_and_no_zero():
 
 def test_a_number_over_answers_counts_each_answer():
     # two questions with 1 of 1 and 0 of 3 answers in the format: 1 of 4, not the mean of 1 and 0
-    made = [
-        QuestionScores("a", {}, {"format": (1.0, 1)}),
-        QuestionScores("a", {}, {"format": (0.0, 3)}),
-    ]
+    made = [QuestionScores("a", {}, {"format": counted}) for counted in ((1.0, 1), (0.0, 3))]
     column = ScoreColumn("format", category="a", score="format", over_answers=True)
     assert only(column, made).value == 0.25
 

@@ -52,12 +52,16 @@ def test_tool_rl(tmp_path):
     assert found == {"correctness": pytest.approx(-1), "format": pytest.approx(1 / 3)}
 
 
-def test_gsm8k(tmp_path):
+def test_gsm8k_and_constraints(tmp_path):
     path = tmp_path / "some.parquet"
     write_parquets({path: rows_of("gsm8k", "72", "1,080")})
     good = "<think> t </think>\n<answer>72</answer>"
     found = values("gsm8k", asked(path), (good, 9), ("<answer>1,080</answer>", 3))
     assert found == {"correctness": 1.0, "integer": 0.5, "format": 0.5}
+    # a reward counts in the rows that have it
+    write_parquets({path: rows_of("constraints", '{"keyword": ["old"]}', '{"ending": "!"}')})
+    found = values("constraints", asked(path), ("old", 9), ("old", 9))
+    assert (found["all met"], found["keyword"], found["ending"]) == (0.5, 1.0, 0.0)
 
 
 def test_each_file_of_maths_is_a_data_set(tmp_path):
@@ -156,9 +160,6 @@ def test_what_is_no_file_of_the_task_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--data FILE is needed.*verl-gdpo data math_length"):
         BENCH["math_length"].questions(asked())
     path = tmp_path / "rows.parquet"
-    write_parquets({path: [tool_row(0, "test")]})
-    with pytest.raises(ValueError, match=r"no row of \('verl_gdpo/gsm8k',\)"):
-        BENCH["gsm8k"].questions(asked(path))
     path.write_text("no parquet")
     with pytest.raises(DataError, match="no readable parquet"):
         BENCH["gsm8k"].questions(asked(path))

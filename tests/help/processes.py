@@ -1,9 +1,17 @@
 """Waits for what another process does, and says whether it lives."""
 
 import contextlib
+import subprocess
+import sys
 import time
 
 import psutil
+
+
+def completed(*arguments, **options):
+    """How Python with these arguments has ended, and what it has printed."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
 def wait_for(condition, seconds=60):

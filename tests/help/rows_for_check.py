@@ -126,6 +126,12 @@ def arguments_of(line, data):
     return shlex.split(line.replace("DATA", str(data)))
 
 
+def messages_of(printed):
+    """The problems that `verl-gdpo check` says, each in one line."""
+    told = printed.partition("(-v shows")[0].split("check: ")
+    return [" ".join(text.split()) for text in told if text]
+
+
 def write_check_data(folder):
     def write(name, rows):
         pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")

@@ -1,12 +1,9 @@
 """Which checkpoint a run goes on from, and which start trained up to it."""
 
-import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from processes import completed
 from saved_checkpoint import save_checkpoint
 
 from verl_gdpo.run import checkpoints
@@ -115,22 +112,8 @@ def test_a_cut_manifest_says_so(tmp_path):
         maker_of(third)
 
 
-def asked(run):
-    """As run.sh asks: with the standard library alone."""
-    command = [sys.executable, "-I", "-S", checkpoints.__file__, str(run)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_what_run_sh_is_told(tmp_path):
-    assert asked(tmp_path) == (1, "", f"run.sh: nothing to resume in '{tmp_path}': no checkpoint\n")
-    folder = tmp_path / "checkpoints"
-    save_checkpoint(folder, 3)
-    assert asked(tmp_path) == (0, "\n", "")
-    first = write(tmp_path, start(), "")
-    (folder / TRACKER).write_text("")
-    assert asked(tmp_path) == (0, f"{first}/start.yaml\n", "")
-    (folder / TRACKER).write_text("6")
-    code, _, said = asked(tmp_path)
-    assert code == 1 and re.search(r"says '6', but \S+ has \[3\] whole", said)
-    assert Path(folder / TRACKER).read_text() == "6"
+def test_run_sh_asks_with_the_standard_library_alone(tmp_path):
+    """tests/repository/test_run_sh.py has what it is told."""
+    done = completed("-I", "-S", checkpoints.__file__, tmp_path)
+    said = f"run.sh: nothing to resume in '{tmp_path}': no checkpoint\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
+from launched import step_line
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
@@ -25,11 +26,6 @@ from verl_gdpo.run.folder import (
 )
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.summary import HEADER, reward_table
-
-
-def step_line(step, **data):
-    return json.dumps({"step": step, "data": data}) + "\n"
-
 
 METRICS = {
     0: {"val-aux/rlla/format/mean@1": 0.2, "val-aux/rlla/reward/mean@1": -1.0},
@@ -147,8 +143,7 @@ def test_two_starts_at_one_moment_do_not_share_a_metrics_file(tmp_path, monkeypa
 
 
 LOGGER_VARIABLES = (
-    *("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"),
-    *("TENSORBOARD_DIR", "WANDB_DIR"),
+    *("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT", "TENSORBOARD_DIR", "WANDB_DIR"),
 )
 
 
@@ -233,20 +228,19 @@ def test_summary_of_a_run(tmp_path):
     assert f"curves         verl-gdpo report {tmp_path}\n" in done.stdout
 
 
-def test_summary_of_a_run_without_verls_file_logger(tmp_path):
+def test_a_summary_without_metrics(tmp_path):
+    """Of a folder of something else, and of a run without verl's file logger."""
+    done = summary(tmp_path)
+    assert done.returncode == 1 and "expected the folder of a run" in done.stderr
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "1.jsonl").touch()
     (tmp_path / "train.log").touch()
+    (tmp_path / "rollouts").mkdir()
     done = summary(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "no metrics in it; expected the folder of a run" in done.stderr
     assert re.search(r"^log +\S+/train.log$", done.stdout, re.M)
-
-
-def test_no_summary_of_another_folder(tmp_path):
-    done = summary(tmp_path)
-    assert done.returncode == 1
-    assert "expected the folder of a run" in done.stderr
+    assert re.search(r"^rollouts +\S+/rollouts$", done.stdout, re.M)
 
 
 def test_summary_for_a_reader_that_has_gone(tmp_path):

@@ -128,16 +128,6 @@ def test_a_disk_that_is_away_is_no_hang(tmp_path, monkeypatch):
     assert run.silent_for(20)
 
 
-def test_a_line_that_is_half_written_is_none_yet(tmp_path):
-    run = MadeUpRun(tmp_path)
-    run.step(MINUTE)
-    run.silent_for(MINUTE)
-    with run.file.open("a") as file:
-        file.write(step_line(2)[:9])
-    run.watch.is_overdue(MINUTE)
-    assert run.watch.silence == MINUTE
-
-
 @pytest.mark.parametrize("settings", [{"hang_minutes": 0}, {"logger": ["console"]}])
 def test_a_run_that_is_not_watched(tmp_path, settings):
     """Without the file logger, no line ever comes."""

@@ -12,7 +12,6 @@ import pytest
 from launched import children_of, driver, is_alive, launcher, start, wait_for, with_steps
 
 from verl_gdpo.run import processes
-from verl_gdpo.run.end_conditions import RunEnd
 from verl_gdpo.run.launch import launch
 from verl_gdpo.run.processes import locked
 
@@ -22,7 +21,6 @@ from verl_gdpo.run.processes import locked
     [
         ("sys.exit(0)", 0),
         ("sys.exit(3)", 3),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137),  # as by the kernel when memory runs out
     ],
 )
 def test_exit_code_and_log_of_the_command(tmp_path, end, exit_code):
@@ -60,24 +58,21 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @pytest.mark.parametrize(
-    ("end", "exit_code"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", 137), ("time.sleep(600)", 124)],
+    ("end", "expected", "limit"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", (137, "failed"), 60),
+        ("time.sleep(600)", (124, "time limit"), 4),
+    ],
     ids=["is killed", "is ended"],
 )
-def test_shared_memory_is_removed(tmp_path, end, exit_code):
-    limit = 4 if exit_code == 124 else 60
+def test_shared_memory_is_removed(tmp_path, end, expected, limit):
+    """Of a driver that memory ran out for, and of one that will not listen."""
     done = launch(driver(tmp_path, SEGMENTS + end), tmp_path, quiet=True, time_limit=limit)
     log = (tmp_path / "train.log").read_text()
-    assert done.exit_code == exit_code, log
+    assert (done.exit_code, done.reason) == expected, log
+    assert not children_of(tmp_path)
     names = log.split()[:2]
     assert len(names) == 2 and not [name for name in names if os.path.exists(f"/dev/shm/{name}")]
-
-
-def test_time_limit(tmp_path):
-    """Of a driver that will not listen."""
-    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    assert launch(driver(tmp_path, body), tmp_path, time_limit=2) == RunEnd(124, "time limit")
-    assert not children_of(tmp_path)
 
 
 def stopped(tmp_path, body, *arguments):

@@ -1,10 +1,10 @@
 """A check runs beside the driver, and its problems end the run."""
 
-import subprocess
 import sys
 
 import pytest
 from launched import children_of, driver
+from processes import completed
 
 from verl_gdpo.run.launch import _check_of, launch, main
 
@@ -34,13 +34,18 @@ def test_how_a_run_ends_that_is_checked(tmp_path, capfd, body, seconds, code, ex
     assert (tmp_path / "train.log").read_text() == ""
 
 
+def launched(monkeypatch, run, check):
+    """The exit code of a launcher whose check is this program."""
+    program = [sys.executable, "-c", check]
+    monkeypatch.setattr("verl_gdpo.run.launch._check_of", lambda command, options: program)
+    monkeypatch.setattr(sys, "argv", ["launch", "--check", "--run-dir", str(run), "sleep", "600"])
+    return main()
+
+
 def test_a_check_that_dies_says_so_and_leaves_the_log(tmp_path, monkeypatch, capfd):
     """It calls the user's reward function, which can end the interpreter."""
-    dies = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    monkeypatch.setattr("verl_gdpo.run.launch._check_of", lambda command, options: dies)
     run = tmp_path / "run"
-    monkeypatch.setattr(sys, "argv", ["launch", "--check", "--run-dir", str(run), "sleep", "600"])
-    assert main() == 1
+    assert launched(monkeypatch, run, "import os; os.kill(os.getpid(), 9)") == 1
     assert "the check itself ended, with exit code 137" in capfd.readouterr().err
     assert (run / "train.log").exists()
 
@@ -49,8 +54,7 @@ def test_a_refused_run_leaves_nothing(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", "/none"]
-    launcher = [sys.executable, "-m", "verl_gdpo.run.launch", "--check", "--run-dir", str(run)]
-    done = subprocess.run([*launcher, "--", *command], capture_output=True, text=True, timeout=300)
+    done = completed("-m", "verl_gdpo.run.launch", "--check", "--run-dir", run, "--", *command)
     assert done.returncode == 1
     assert "check: " in done.stderr and "whole log" not in done.stderr
     assert not run.exists()
@@ -58,11 +62,7 @@ def test_a_refused_run_leaves_nothing(tmp_path):
 
 def test_a_refused_run_leaves_what_was_there(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").touch()
-    refuse = [sys.executable, "-c", "raise SystemExit(1)"]
-    monkeypatch.setattr("verl_gdpo.run.launch._check_of", lambda command, options: refuse)
-    arguments = ["--check", "--run-dir", str(tmp_path), "--", "sleep", "600"]
-    monkeypatch.setattr(sys, "argv", ["launch", *arguments])
-    assert main() == 1
+    assert launched(monkeypatch, tmp_path, "raise SystemExit(1)") == 1
     assert (tmp_path / "notes.txt").exists()
 
 

@@ -1,4 +1,4 @@
-"""The lock of a run's folder."""
+"""What a run would leave behind: Ray's session, and shared memory."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_gdpo.run.processes import end, locked, remove_session, shared_by
+from verl_gdpo.run.processes import end, remove_session, shared_by
 
 
 def test_ray_keeps_no_session_of_the_driver(tmp_path, monkeypatch):
@@ -60,31 +60,3 @@ def test_shared_memory_of_a_killed_process_is_removed(has_ended):
     assert not segment.exists() and Path("/dev/shm", others.name).exists()
     others.close()
     others.unlink()
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from verl_gdpo.run.processes import locked
-with locked(Path(sys.argv[1]), "it", wait=True):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def hold(path):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", HOLDER, path], **pipes)
-
-
-def test_a_lock_is_refused_or_waited_for(tmp_path):
-    path = tmp_path / "lock"
-    with hold(path) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        message = f"it is in use by process {holder.pid}"
-        with pytest.raises(RuntimeError, match=message), locked(path, "it"):
-            pass
-        waiter = hold(path)
-        assert waiter.stderr.readline().decode() == f"{message}; waiting for it\n"
-        holder.kill()
-        assert waiter.communicate()[0] == b"held\n"

@@ -1,9 +1,7 @@
 """The arguments that go on with a run."""
 
-import subprocess
-import sys
-
 import pytest
+from processes import completed
 from saved_checkpoint import save_checkpoint
 
 from verl_gdpo.run.resume import arguments
@@ -43,12 +41,7 @@ def test_another_recipe_is_refused(run, override, own):
 def test_nothing_to_go_on_from(tmp_path):
     with pytest.raises(ValueError, match=r"nothing to resume in .*: no checkpoint"):
         arguments(tmp_path, [])
-    folder = save_checkpoint(tmp_path / "checkpoints", 3)
-    (folder / "data.pt").rename(folder / "moved.pt")
-    with pytest.raises(ValueError, match=r"says '3', but .* has no whole checkpoints"):
-        arguments(tmp_path, [])
-    (folder / "moved.pt").rename(folder / "data.pt")
-    command = [sys.executable, "-m", "verl_gdpo.run.resume", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    save_checkpoint(tmp_path / "checkpoints", 3)
+    done = completed("-m", "verl_gdpo.run.resume", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no start that trained up to it" in done.stderr

@@ -26,12 +26,11 @@ def plain(tmp_path_factory):
     return plain_verl_archive.unpack(tmp_path_factory.mktemp("plain"))
 
 
-def log(backend, steps=STEPS):
+def log(backend):
     """Through verl's own Tracking, as a trainer does."""
-    tracking = Tracking(
-        "project", "run", [backend], config={"trainer": {"nnodes": 3}, "algorithm": {}}
-    )
-    for step, metrics in steps.items():
+    config = {"trainer": {"nnodes": 3}, "algorithm": {}}
+    tracking = Tracking("project", "run", [backend], config=config)
+    for step, metrics in STEPS.items():
         tracking.log(data=metrics, step=step)
     tracking.finish()
 
@@ -43,35 +42,25 @@ def same(found, expected):
     )
 
 
-@pytest.mark.parametrize("source", ["project/run.jsonl", "project"])
-@pytest.mark.parametrize("variable", [None, "VERL_FILE_LOGGER_ROOT"])
-def test_verls_file_logger(tmp_path, monkeypatch, source, variable):
+@pytest.mark.parametrize(
+    ("variable", "value", "sources"),
+    [
+        (None, "", ["project/run.jsonl", "project"]),
+        ("VERL_FILE_LOGGER_ROOT", "root", ["root/project/run.jsonl", "root/project"]),
+        ("VERL_FILE_LOGGER_PATH", "metrics.log", ["metrics.log"]),
+    ],
+)
+def test_verls_file_logger(tmp_path, monkeypatch, variable, value, sources):
     """By default it writes PROJECT/EXPERIMENT.jsonl into the current folder, or into a root."""
     monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
     monkeypatch.delenv("VERL_FILE_LOGGER_ROOT", raising=False)
     monkeypatch.chdir(tmp_path)
     if variable:
-        monkeypatch.setenv(variable, str(tmp_path / "root"))
+        monkeypatch.setenv(variable, str(tmp_path / value))
     log("file")
-    logged = read_logged(str(tmp_path / ("root" if variable else "") / source))
-    assert same(logged.metrics, STEPS) and logged.name in ("run", "project")
-
-
-def test_a_file_of_any_name(tmp_path, monkeypatch):
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.log"))
-    log("file")
-    logged = read_logged(str(tmp_path / "metrics.log"))
-    assert same(logged.metrics, STEPS) and logged.name == "metrics"
-
-
-def test_tensorboard(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
-    log("tensorboard")
-    folder = tmp_path / "tensorboard_log" / "project" / "run"
-    (file,) = folder.iterdir()
-    for source in (folder, file):
-        assert same(read_logged(str(source)).metrics, STEPS)
+    for source in sources:
+        logged = read_logged(str(tmp_path / source))
+        assert same(logged.metrics, STEPS) and logged.name in ("run", "project", "metrics")
 
 
 def test_tensorboard_keeps_every_step(tmp_path):
@@ -151,6 +140,8 @@ def test_folders_that_are_refused(tmp_path, plain):
 def test_trackers_of_one_real_run_agree(plain):
     of_file = read_logged(str(plain / plain_verl_archive.METRICS)).metrics
     of_events = read_logged(str(plain / plain_verl_archive.TENSORBOARD)).metrics
+    (file,) = (plain / plain_verl_archive.TENSORBOARD).iterdir()
+    assert same(read_logged(str(file)).metrics, of_events)
     assert [*of_file] == [*of_events] == [*range(11)]
     for step, values in of_file.items():
         assert of_events[step] == pytest.approx(values, rel=1e-6)

@@ -113,13 +113,9 @@ def readable():
         yield
 
 
+@readable()
 def as_nobody(function, *args):
     """What the function returns in a process of the user nobody."""
-    with readable():
-        return _as_nobody(function, *args)
-
-
-def _as_nobody(function, *args):
     receive, send = multiprocessing.Pipe(duplex=False)
     child = os.fork()
     if child == 0:

@@ -152,12 +152,6 @@ HONEST = {  # {what a program needs, and what it prints: its text}
         "sys.setrecursionlimit(1 << 20)\n"
         "thread = threading.Thread(target=lambda: print(f(20_000))); thread.start(); thread.join()"
     ),
-    "many threads: 1500": (
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "import threading, time\n"
-        "threading.stack_size(1 << 20)\n"
-        "with ThreadPoolExecutor(32) as pool: print(sum(pool.map(int, '12345' * 100)))"
-    ),
     "asyncio: 7": (
         "import asyncio\n"
         "async def f():\n"
@@ -202,12 +196,6 @@ HONEST = {  # {what a program needs, and what it prints: its text}
         "import os, random, secrets\nprint(len(os.urandom(8) + secrets.token_bytes(8)))",
     "how many cores: True True":
         "import os\nprint(os.cpu_count() > 0, len(os.sched_getaffinity(0)) > 0)",
-    "its classes, by name: True": (
-        "import pickle, typing\n"
-        "class A: pass\n"
-        "class B:\n    a: 'A'\n"
-        "print(type(pickle.loads(pickle.dumps(A()))) is typing.get_type_hints(B)['a'] is A)"
-    ),
     "the end: before": "print('before')\nquit()",
     "a closure for C: 3": (
         "import ctypes\n"

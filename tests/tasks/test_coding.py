@@ -3,11 +3,9 @@
 import json
 import math
 import random
-import sys
 
 import pytest
 from verl.utils.reward_score import prime_code
-from verl.utils.reward_score.prime_code import testing_util
 
 from verl_gdpo import sandbox
 from verl_gdpo.tasks.coding import score as coding
@@ -39,10 +37,6 @@ STOPS_AT_4 = "n = int(input())\nassert n != 4\nprint(n + 7)"
     ("response", "passed", "bug"),
     [
         (block("print(int(input()) + 7)"), 1, 1),
-        ("```\nprint(int(input()) + 7)\n```", 1, 1),
-        (block("print(1)") + block("print(int(input()) + 7)"), 1, 1),  # the last one counts
-        (block("print(int(input()) + 7)") + "```\nan example\n```", 1, 1),
-        ("```python\nprint(int(input()) + 7)", 1, 1),  # cut off after the program
         (block(HALF_RIGHT), 0.5, 1),
         (block(STOPS_AT_4), 0.5, 0),
         (block("print(0)"), 0, 1),
@@ -58,26 +52,22 @@ STOPS_AT_4 = "n = int(input())\nassert n != 4\nprint(n + 7)"
         (block("n = int(input())\nif n == 4: print(0)"), 0, 1),
         (block("import os\nos.write(1, b'10')\nos._exit(0)"), 0.5, 1),
         (block("while True: pass"), 0, 0),
-        ("print(int(input()) + 7)", 1, 1),
         ("I would print(int(input()) + 7).", 0, 0),  # no block, no program
-        ("", 0, 0),
     ],
 )
-def test_scores(response, passed, bug):
+def test_scores(response, passed, bug, truth=PRINTS):
     expected = {"pass": passed, "length": float(passed == 1), "bug": bug}
-    assert score(response, PRINTS, response_tokens=4000, seconds=1) == expected
+    assert score(response, truth, response_tokens=4000, seconds=1) == expected
 
 
 @pytest.mark.parametrize(
     ("program", "passed", "bug"),
     [
         ("def add(n): return n + 7", 1, 1),
-        ("class Solution:\n    def add(self, n): return n + 7", 1, 1),
         ("def add(n): print('10'); return 10", 0.5, 1),
         ("def add(n): print(n + 7)", 0, 1),
         ("def other(n): return n + 7", 0, 0),
         # what is no result of the function does not pass for one
-        ("print(10)\nprint(11)\nimport sys\nsys.exit(0)", 0, 0),
         ("class Equal(list):\n    __eq__ = lambda *_: True\ndef add(n): return Equal()", 0, 1),
         ("def add(n): return float('nan')", 0, 1),
         ("def add(n): return 10 ** 5000", 0, 1),
@@ -85,8 +75,7 @@ def test_scores(response, passed, bug):
     ],
 )
 def test_scores_of_functions(program, passed, bug):
-    expected = {"pass": passed, "length": float(passed == 1), "bug": bug}
-    assert score(block(program), CALLS) == expected
+    test_scores(block(program), passed, bug, CALLS)
 
 
 def test_a_program_that_has_nothing_to_print():
@@ -164,9 +153,7 @@ PRINTED = [  # what was printed, what is expected, whether that is right to us, 
     (" 1 2 \n3", "1 2\n3\n", True, True),
     ("1 2\n\n3", "1 2\n3\n", True, True),
     ("1 2 3", "1 2\n3\n", False, False),
-    ("1\n2\n3", "1 2 3", False, False),
     ("12", "1 2", False, False),
-    ("1", "1 2", False, False),
     ("2 1", "1 2", False, False),
     ("3\n1 2", "1 2\n3", False, False),
     ("YES", "Yes", False, False),
@@ -184,11 +171,9 @@ PRINTED = [  # what was printed, what is expected, whether that is right to us, 
     ("0.000002", "0.0", False, False),
     ("1e-7", "0", False, False),
     ("0.500004", "0.5", True, True),
-    ("0.50001", "0.5", False, False),
     ("0.500007", "0.5", False, False),
     ("1000000.5", "1000000.0", True, True),
     ("2.0", "2", True, True),
-    ("2", "2.0", True, True),
     ("5e-1", "0.5", True, True),
     ("2\n0.500004", "2\n0.5", True, True),
     ("100001", "100000", False, False),
@@ -209,9 +194,7 @@ PRINTED = [  # what was printed, what is expected, whether that is right to us, 
     [
         ("0", "inf", False),
         ("5", "Infinity", False),
-        ("-3", "-INF", False),
         ("inf", "inf", True),
-        ("-Infinity", "-Infinity", True),
         ("1_0", "10", False),
         ("1e1000000", "0.5", False),  # decimal.Overflow in a difference
         ("1e-1000000", "0.5", False),
@@ -229,15 +212,6 @@ def test_what_is_no_finite_number_is_a_word(output, expected, is_right):
 @pytest.mark.parametrize(("output", "expected", "is_right"), [row[:3] for row in PRINTED])
 def test_printed_text(output, expected, is_right):
     assert coding._is_right(output, {"output": expected}) == is_right
-
-
-@pytest.mark.parametrize(("output", "expected", "verls"), [(*row[:2], row[3]) for row in PRINTED])
-def test_printed_text_in_verls_own_scorer(monkeypatch, output, expected, verls):
-    monkeypatch.setattr(testing_util, "reliability_guard", lambda: None)  # it disables this Python
-    monkeypatch.setattr(sys, "setrecursionlimit", lambda _: None)  # of this Python too
-    test = {"inputs": [""], "outputs": [expected]}
-    results, _ = testing_util.run_test(test, f"print({output!r}, end='')")
-    assert (results == [True]) == verls
 
 
 @pytest.mark.parametrize(
@@ -288,8 +262,6 @@ GOOD_TEST = {"input": "1", "output": "2"}
         (json.dumps({"tests": [GOOD_TEST]}), r"got \['tests'\]; expected the keys"),
         (truth([GOOD_TEST], extra=1), "expected the keys"),
         (truth([]), "tests: got .*at least one"),
-        (truth("x"), "tests: got"),
-        (truth([GOOD_TEST], ""), "function: got '';"),
         (truth([GOOD_TEST], "os.system"), "function: got 'os.system'"),
         (truth([GOOD_TEST], solution=1), "solution: got 1"),
         (truth([GOOD_TEST], "f"), r"tests\[0\]: got .*'accepted', 'args', 'kwargs'"),
@@ -298,7 +270,6 @@ GOOD_TEST = {"input": "1", "output": "2"}
         (truth([{"input": "\ud800", "output": "2"}]), r"tests\[0\].input: got .*Unicode"),
         (truth([{"args": {}, "kwargs": {}, "accepted": [1]}], "f"), r"tests\[0\].args: got {}"),
         (truth([call(1, accepted=[])], "f"), r"tests\[0\].accepted: got .*at least one"),
-        (truth([{**GOOD_TEST, "testtype": "stdin"}]), r"tests\[0\]: got"),
     ],
 )
 def test_bad_ground_truth(ground_truth, message):
@@ -381,27 +352,6 @@ FOUND = {  # the program in it; None without one
 def test_a_program_is_found_in_any_fence_and_in_none(response, program):
     assert (program_of(response) or "").strip() == (program or "")
     assert (program_of(response) is None) == (program is None)
-
-
-METHOD = "def add(self, n: List[int]): return n + 7"
-VERLS = {"inputs": ["3", "4"], "outputs": ["10", "11"]}
-
-
-@pytest.mark.parametrize(
-    ("program", "form", "ours"),
-    [
-        ("print(int(input()) + 7)", VERLS, PRINTS),
-        ("print(1)", VERLS, PRINTS),
-        ("print(", VERLS, PRINTS),
-        ("def add(n): return n + 7", {**VERLS, "fn_name": "add"}, CALLS),
-        ("def add(n): return n", {**VERLS, "fn_name": "add"}, CALLS),
-        (f"class Solution:\n    {METHOD}", {**VERLS, "fn_name": "add"}, CALLS),
-    ],
-)
-def test_verls_own_scorer_agrees(program, form, ours):
-    """All right or all wrong; where one of two is right, verl 0.9.1 gives 0 or 1/2 by its form."""
-    theirs, _ = prime_code.compute_score(block(program), form, continuous=True)
-    assert float(theirs) == score(block(program), ours)["pass"]
 
 
 def test_verls_own_scorer_takes_the_first_element_of_a_list_for_all_of_it():

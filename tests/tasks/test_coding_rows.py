@@ -6,13 +6,13 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prepared_rows import prepare
 
 from verl_gdpo import sandbox
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.coding.problem import SYSTEM_PROMPT, good_response, parse
 from verl_gdpo.tasks.coding.score import score
 from verl_gdpo.tasks.coding.test_cases import problem_of
-from verl_gdpo.tools.data import main
 
 
 def check_of(*lines, function="Solution().f"):
@@ -63,11 +63,7 @@ GOOD = {"problem": "Add.", "tests": [{"input": "1", "output": "2"}]}
             "f",
             [call(1, accepted=[[3]]), call(2, accepted=[[]])],
         ),
-        (
-            {"assert_case": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]},
-            "add",
-            [call(1, 2, accepted=[3]), call(0, 0, accepted=[0])],
-        ),
+        ({"assert_case": ["assert add(1, 2) == 3"]}, "add", [call(1, 2, accepted=[3])]),
     ],
 )
 def test_forms(tests, function, expected):
@@ -89,13 +85,10 @@ KEPT = "assert candidate(1) == 1"
         ("assert candidate(1) == 1 == 1", "is not `assert FUNCTION"),
         ("x = 1", "is not `assert FUNCTION"),
         ("assert candidate(list_node([1])) == 1", "no literal"),
-        ("assert candidate(x = tree_node([1])) == 1", "no literal"),
         ("assert candidate(1) == open('/etc/passwd').read()", "no literal"),
-        ("assert candidate(1) == 1 + 1", "no literal"),
         ("assert candidate(**{'x': 1}) == 1", r"after \*\*"),
         ("assert candidate({1, 2}) == 1", "JSON cannot hold"),
         ("assert candidate({1: 2}) == 1", "JSON cannot hold"),
-        ("assert candidate(b'x') == 1", "JSON cannot hold"),
         ("assert candidate(1e999) == 1", "JSON cannot hold"),
         ("assert other(1) == 1", "another function"),
     ],
@@ -128,8 +121,6 @@ def test_a_problem_without_a_test():
         ({"assert_case": "assert f() == 1"}, "the type str where a list should be"),
         ({"assert_case": ["assert f("]}, "no Python"),
         ({"functional": "assert f() == 1"}, "not `def check"),
-        ({"functional": "def check(candidate):\n    pass"}, "not `def check"),
-        ({"functional": "(" * 10_000}, "no Python"),
         ([{"input": "1", "output": "2"}, {"input": "1"}], "test 1 without input and output"),
         ([{"input": "1", "output": 2}], "in test 0 the type int where a text should be"),
     ],
@@ -137,15 +128,6 @@ def test_a_problem_without_a_test():
 def test_another_form_is_an_error(tests, got):
     with pytest.raises(ValueError, match=rf"^field here: got .*{got}.*expected {{functional}}"):
         problem_of(tests, "here", print)
-
-
-def prepare(folder, *options):
-    try:
-        code = main(["coding", "--out", str(folder / "out"), *map(str, options)])
-    except SystemExit as stop:
-        code = stop.code
-    files = [folder / "out" / f"{split}.parquet" for split in ("train", "test")]
-    return code, [pq.read_table(file).to_pylist() if file.exists() else None for file in files]
 
 
 def write(path, rows):
@@ -162,7 +144,7 @@ def test_files_of_problems(tmp_path, capsys):
     nothing = {"problem": "Lists.", "tests": check_of("assert is_same_list(candidate(1), 1)")}
     source = write(tmp_path / "a.json", [GOOD, nothing, leetcode])
     test = write(tmp_path / "b.json", [{**GOOD, "solutions": ["1 / 0", "print(3)", "print(2)"]}])
-    code, (train_rows, test_rows) = prepare(tmp_path, "--from", source, "--test", test)
+    code, (train_rows, test_rows) = prepare("coding", tmp_path, "--from", source, "--test", test)
     assert code == 0
     first, second = train_rows
     assert first["prompt"] == [
@@ -183,12 +165,9 @@ def test_files_of_problems(tmp_path, capsys):
 
 SEVERAL = [
     "If there are multiple answers, print any of them.",
-    "If there are several such permutations, you may print any of them.",
     "If there is more than one solution, you can output any.",
-    "If there are multiple such integers, output any. It can be shown that one exists.",
     "Otherwise, print any suitable value of d.",
     "You may return the answer in any order.",
-    "Note that the returned array may be in any order.",
     "The integers in the lists may be returned in any order.",
     "Return any valid permutation.",
     "For each test, output n integers, any suitable matrix.",
@@ -206,18 +185,18 @@ def test_problems_that_take_any_of_several_answers_are_left_out(tmp_path, capsys
     rows = [{**GOOD, "problem": f"{n:02}: {text}"} for n, text in enumerate((*SEVERAL, *ONE))]
     test = write(tmp_path / "b.json", [GOOD])
     files = ("--from", write(tmp_path / "a.json", rows), "--test", test)
-    code, (train, _) = prepare(tmp_path, *files)
+    code, (train, _) = prepare("coding", tmp_path, *files)
     assert code == 0
     assert [row["prompt"][1]["content"][4:] for row in train] == ONE
     why = "it takes any of several answers, and its tests know one"
-    assert f"10 x left out ({why}): row 0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n" in capsys.readouterr().err
+    assert f"7 x left out ({why}): row 0, 1, 2, 3, 4, 5, 6\n" in capsys.readouterr().err
 
 
 def test_a_solution_is_run_and_a_row_that_contradicts_it_is_left_out(tmp_path, capsys):
     solutions = ["print(2)", "print(3)", "import numpy\nprint(2)", ["print(3)", "1 / 0"], [], None]
     rows = [{**GOOD, "problem": f"Add {n}.", "solutions": s} for n, s in enumerate(solutions)]
     source = write(tmp_path / "a.json", rows)
-    code, (train, _) = prepare(tmp_path, "--from", source, "--test", source)
+    code, (train, _) = prepare("coding", tmp_path, "--from", source, "--test", source)
     assert code == 0
     kept = [parse(row["reward_model"]["ground_truth"]).solution for row in train]
     assert kept == ["print(2)", None, None, None]
@@ -243,7 +222,7 @@ def test_how_solutions_run(tmp_path, monkeypatch):
     rows.append({**rows[0], "solutions": ["c"]})
     source = write(tmp_path / "a.json", rows)
     for more in ([], ["--weak-sandbox"]):
-        code, _ = prepare(tmp_path, "--from", source, "--test", source, *more)
+        code, _ = prepare("coding", tmp_path, "--from", source, "--test", source, *more)
         assert code == 0 and {is_weak for is_weak, _ in given} == {bool(more)}
         assert given[0] == (bool(more), 60.0)  # a row's solution, before rows are compared
         given.clear()
@@ -260,7 +239,7 @@ def test_one_problem_with_other_tests(tmp_path, capsys):
         {**GOOD, "problem": "Two.", "tests": more},
     ]
     source = write(tmp_path / "a.json", rows)
-    _, (train, _) = prepare(tmp_path, "--from", source, "--test", source)
+    _, (train, _) = prepare("coding", tmp_path, "--from", source, "--test", source)
     assert [row["prompt"][1]["content"] for row in train] == ["Add one."]
     said = capsys.readouterr().err
     assert "1 x left out (an earlier row asks the same): row 1\n" in said
@@ -271,11 +250,8 @@ def test_one_problem_with_other_tests(tmp_path, capsys):
     ("row", "message"),
     [
         ("x", "row 1, the whole row: got 'x'; expected an object"),
-        ({"tests": GOOD["tests"]}, "row 1, field problem: missing"),
         ({"problem": "Add."}, "row 1, field tests: missing"),
         ({**GOOD, "hint": 1}, "row 1, field hint: unknown"),
-        ({**GOOD, "problem": 1}, "row 1, field problem: got 1; expected a str"),
-        ({**GOOD, "solutions": 1}, "row 1, field solutions: got 1"),
         ({**GOOD, "solutions": [1]}, "row 1, field solutions: got 1; expected a str"),
         ({**GOOD, "tests": {}}, "row 1, field tests: got the keys"),
         ({**GOOD, "problem": "\ud800"}, "row 1, field prompt"),
@@ -284,7 +260,7 @@ def test_one_problem_with_other_tests(tmp_path, capsys):
 )
 def test_a_bad_row_is_refused(tmp_path, capsys, row, message):
     source = write(tmp_path / "a.json", [GOOD, row])
-    assert prepare(tmp_path, "--from", source, "--test", source) == (1, [None, None])
+    assert prepare("coding", tmp_path, "--from", source, "--test", source) == (1, [None, None])
     assert f"a.json, {message}" in capsys.readouterr().err
 
 
@@ -311,7 +287,7 @@ def test_a_file_of_verls(tmp_path, capsys):
     table = pq.read_table(path).to_pylist()
     table[3]["prompt"][0]["content"] = "Print any of them."
     pq.write_table(pa.Table.from_pylist(table), path)
-    code, (train, _) = prepare(tmp_path, "--from", path, "--test", path)
+    code, (train, _) = prepare("coding", tmp_path, "--from", path, "--test", path)
     assert code == 0
     assert [row["prompt"][0]["content"] for row in train] == ["Problem 1", "Problem 2"]
     assert {row["data_source"] for row in train} == {"verl_gdpo/coding"}
@@ -324,7 +300,7 @@ def test_the_report_counts_rows_in_which_verl_takes_the_first_element_of_a_list(
     lists = [["[1, 2]", "[3]"], ["[1, 2]", "[]"], ["[1]", "[2]"], ["1", "2"]]
     forms = [{"fn_name": "f", "inputs": ["1", "2"], "outputs": outputs} for outputs in lists]
     path = verls(tmp_path / "eurus.parquet", [("taco", json.dumps(form)) for form in forms])
-    assert prepare(tmp_path, "--from", path, "--test", path)[0] == 0
+    assert prepare("coding", tmp_path, "--from", path, "--test", path)[0] == 0
     said = capsys.readouterr().out
     assert re.search(r"^expects a whole list +2 +2$", said, re.M)
     assert re.search(r"^accepts \[x\] and x +1 +1$", said, re.M)
@@ -333,21 +309,17 @@ def test_the_report_counts_rows_in_which_verl_takes_the_first_element_of_a_list(
 def test_a_bad_row_of_verls(tmp_path, capsys):
     for truth, message in (("{", "got no JSON"), ('{"inputs": []}', "got the keys")):
         path = verls(tmp_path / "eurus.parquet", [("numina_amc_aime", "7"), ("apps", truth)])
-        assert prepare(tmp_path, "--from", path, "--test", path)[0] == 1
+        assert prepare("coding", tmp_path, "--from", path, "--test", path)[0] == 1
         said = capsys.readouterr().err
         assert f"eurus.parquet, row 1, field reward_model.ground_truth: {message}" in said
 
 
 def test_our_own_parquet_comes_back_as_it_is(tmp_path):
-    _, (train, test) = prepare(tmp_path, "--synthetic", 6)
+    _, (train, test) = prepare("coding", tmp_path, "--synthetic", 6)
     out = tmp_path / "out"
     (tmp_path / "again").mkdir()
     files = ("--from", out / "train.parquet", "--test", out / "test.parquet")
-    assert prepare(tmp_path / "again", *files) == (0, [train, test])
-
-
-def test_an_option_that_does_not_go_with_made_rows(tmp_path):
-    assert prepare(tmp_path, "--synthetic", 3, "--test", tmp_path / "a.json") == (2, [None, None])
+    assert prepare("coding", tmp_path / "again", *files) == (0, [train, test])
 
 
 def test_synthetic_rows():

@@ -7,7 +7,7 @@ import pytest
 from verl_gdpo.tasks.constraints.rows import KEYWORDS, TOPICS, make_rows
 from verl_gdpo.tasks.constraints.score import CONSTRAINTS, TASK, count_sentences, count_words, score
 
-JSON = ["name", "use"]
+GOOD = '{"name": 1, "use": 2}'
 DEEP = '{"name": 1, "use": ' + "[" * 200_000
 
 
@@ -24,61 +24,28 @@ def reward(name, value, response):
             "keyword",
             ["old"],
             ["An OLD tree", '"old".'],
-            ["a cold tree", "golden", "older", "o l d"],
+            ["cold tree", "golden", "older", "o l d"],
         ),
         ("keyword", ["old", "Tea"], ["old tea"], ["old", "tea tea"]),
         ("keyword", ["don't"], ["I don't."], ["dont"]),
-        (
-            "sentences",
-            [2, 2],
-            ["A bus. C d", "Why? No!", "a bus... c."],
-            ["a b.", "a bus. ! . ?", "."],
-        ),
-        (
-            "sentences",
-            [1, 1],
-            ["Dr. Lee said 'no.'", "J. Doe left", "a bus. ! . ?"],
-            ["He left. I came", ""],
-        ),
-        (
-            "words",
-            [2, 3],
-            ["a well-known", "don't go", "a b c."],
-            ["a", "a b-c d", "a_b_c_d", "- * !"],
-        ),
-        (
-            "bullets",
-            [2, 2],
-            ["* a\n- b", "So:\n  * a\n * b\nend"],
-            ["* a", "*a\n*b", "* a\n* \n", "- - b"],
-        ),
+        ("sentences", [2, 2], ["A bus. C d", "Why? No!", "a bus... c."], ["a bus. ! . ?", "."]),
+        ("sentences", [1, 1], ["Dr. Lee said 'no.'", "J. Doe left"], ["He left. I came", ""]),
+        ("words", [2, 3], ["a well-known", "don't go"], ["a", "a b-c d"]),
+        ("words", [2, 3], ["a b c."], ["a_b_c_d", "- * !"]),
+        ("bullets", [2, 2], ["* a\n- b", "So:\n  * a\n * b\nend"], ["* a", "*a\n*b", "* a\n* \n"]),
+        ("bullets", [1, 1], ["- - b"], ["--b"]),
         ("case", "lower", ["so it is 2!"], ["So", "1 2", "SO"]),
         ("case", "upper", ["SO IT IS 2!"], ["So", "1 2", "so"]),
         ("ending", "!", ["Rain!", '"Rain!" ', "rain !\n"], ["Rain! So", "!!!", "Rain"]),
         ("ending", "the end.", ["so, The End.", "SO THE END."], ["the end", "the end. So"]),
         (
             "json",
-            JSON,
-            ['{"name": 1, "use": 2}', '```json\n{"name": 1, "use": {}}\n```'],
-            ["{}", "a b"],
-        ),
-        (
-            "json",
-            JSON,
-            [' {"use": "x", "name": [], "z": 0} '],
-            ['["name", "use"]', '{"name": 1}', DEEP],
-        ),
-        (
-            "json",
-            JSON,
-            [],
-            ['So: {"name": 1, "use": 2}', '{"name": 1, "use": 2', '"name use"', "1" * 9999],
-        ),
-        (
-            "json",
-            JSON,
-            [],
-            ['{"name": 1, "use": [' + "[]," * 200 + "1]}", '{"name": 1, "use": 2} so'],
+            ["name", "use"],
+            [GOOD, f"```json\n{GOOD}\n```", ' {"use": "x", "name": [], "z": 0} '],
+            [
+                *("{}", "a b", '["name", "use"]', '{"name": 1}', DEEP, f"So: {GOOD}", GOOD[:-1]),
+                *('"name use"', "1" * 9999, GOOD[:-2] + "[" + "[]," * 200 + "1]}", f"{GOOD} so"),
+            ],
         ),
     ],
 )
@@ -88,22 +55,7 @@ def test_what_meets_a_constraint(name, value, met, missed):
 
 
 PIECES = (
-    ".",
-    "! ",
-    "* ",
-    "-",
-    "'",
-    "a'",
-    "a.",
-    '"',
-    "\n",
-    "{",
-    "[",
-    '{"a":',
-    "```",
-    "\\",
-    "_",
-    "1",
+    *(".", "! ", "* ", "-", "'", "a'", "a.", '"', "\n", "{", "[", '{"a":', "```", "\\", "_", "1"),
     "İ",
 )
 
@@ -122,12 +74,8 @@ def test_no_response_raises_or_takes_long(piece):
     "truth",
     [
         *("", "x", "[]", "{}", "3", None, "[" * 200_000, '{"rhyme": 1}', '{"case": "title"}'),
-        *(
-            '{"keyword": "old"}',
-            '{"keyword": []}',
-            '{"keyword": ["two words"]}',
-            '{"keyword": [1]}',
-        ),
+        *('{"keyword": "old"}', '{"keyword": []}', '{"keyword": ["two words"]}'),
+        '{"keyword": [1]}',
         *('{"words": 3}', '{"words": [3, 2]}', '{"words": [0, 2]}', '{"words": [1, true]}'),
         *('{"ending": ""}', '{"ending": " "}', '{"json": "name"}', '{"json": []}', '{"ending": 3}'),
     ],

@@ -4,11 +4,10 @@ import json
 import re
 
 import pytest
+from prepared_rows import prepare
 
 from verl_gdpo.tasks.gsm8k.rows import make_rows
 from verl_gdpo.tasks.gsm8k.score import TASK
-from verl_gdpo.tasks.preparation.parquet import parquet_rows
-from verl_gdpo.tools.data import main
 
 PROBLEMS = [
     {"question": "How many?", "answer": "24 + 48 = <<24+48=72>>72.\nSo 72.\n#### 72"},
@@ -20,22 +19,13 @@ def lines(problems):
     return "".join(json.dumps(problem) + "\n" for problem in problems)
 
 
-def run(capsys, *arguments):
-    code = main(["gsm8k", *map(str, arguments)])
-    return code, capsys.readouterr()
-
-
-def written(folder, split):
-    return [*parquet_rows(folder / f"{split}.parquet")]
-
-
 def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text(lines(PROBLEMS))
     (tmp_path / "b.jsonl").write_text(lines(PROBLEMS[:1]))
     files = ("--from", tmp_path / "a.jsonl", "--test", tmp_path / "b.jsonl")
-    code, printed = run(capsys, *files, "--out", tmp_path / "out")
-    assert code == 0
-    assert written(tmp_path / "out", "train") == [
+    code, (train, test) = prepare("gsm8k", tmp_path, *files)
+    assert code == 0 and len(test) == 1
+    assert train == [
         {
             "data_source": "verl_gdpo/gsm8k",
             "prompt": [
@@ -50,19 +40,17 @@ def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):
             [("How many?", "72"), ("How many more?", "1,080")]
         )
     ]
-    assert len(written(tmp_path / "out", "test")) == 1
-    assert re.search(r"answer: comma +1 +0\nanswer: digits alone +1 +1\n", printed.out)
+    said = capsys.readouterr().out
+    assert re.search(r"answer: comma +1 +0\nanswer: digits alone +1 +1\n", said)
 
 
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
         ({"question": "q", "answer": "72"}, "field answer: got '72'; expected a solution"),
-        ({"question": "q", "answer": "#### 7 #### 2"}, "field answer: got '#### 7 #### 2'; exp"),
         ({"question": "q", "answer": "x ####"}, "field reward_model.ground_truth: got ''"),
         ({"question": "q", "answer": 72}, "field answer: got 72; expected a str"),
         ({"question": " ", "answer": "#### 72"}, "field prompt[1].content: got ' '; expected some"),
-        ({"question": "q", "answer": "#### 7\nmore"}, "field reward_model.ground_truth: gsm8k"),
         ({"problem": "q", "answer": "#### 72"}, "field question: got nothing"),
         ({"question": "q", "answer": "#### <answer>"}, "field reward_model.ground_truth: gsm8k"),
     ],
@@ -70,9 +58,8 @@ def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):
 def test_a_bad_row_is_refused_with_file_row_and_field(tmp_path, capsys, problem, words):
     path = tmp_path / "a.jsonl"
     path.write_text(lines([PROBLEMS[0], problem]))
-    code, printed = run(capsys, "--from", path, "--test", path, "--out", tmp_path / "out")
-    assert code == 1
-    assert f"{path}, row 1, {words}" in printed.err.splitlines()[-1]
+    assert prepare("gsm8k", tmp_path, "--from", path, "--test", path) == (1, [None, None])
+    assert f"{path}, row 1, {words}" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 

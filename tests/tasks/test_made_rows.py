@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+from processes import completed
 from repository import REPO
 
 from verl_gdpo.tasks import TASKS
@@ -58,12 +57,6 @@ def test_the_splits_share_no_problem(tmp_path, capsys, name):
 def test_the_same_rows_in_another_process():
     here = [[*sources_of(TASKS[name]).make_rows(9, split="train", seed=5)] for name in TASKS]
     for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            cwd=REPO,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = completed("-c", PROGRAM, cwd=REPO, env=environment)
         assert json.loads(done.stdout) == here

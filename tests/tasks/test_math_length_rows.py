@@ -7,19 +7,22 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prepared_rows import prepare
 
 from verl_gdpo.tasks.math_length.rows import make_rows
-from verl_gdpo.tasks.math_length.score import INSTRUCTION, score
-from verl_gdpo.tasks.preparation.parquet import parquet_rows
-from verl_gdpo.tools.data import main
+from verl_gdpo.tasks.math_length.score import INSTRUCTION
 
 
-def prepare(tmp_path, capsys, problems):
-    path = tmp_path / "a.json"
+def prepared(folder, problems):
+    """(exit code, rows) of a file a.json."""
+    path = folder / "a.json"
     path.write_text(json.dumps(problems))
-    files = ["--from", str(path), "--test", str(path), "--out", str(tmp_path / "out")]
-    code = main(["math_length", *files])
-    return path, code, capsys.readouterr()
+    code, (rows, _) = prepare("math_length", folder, "--from", path, "--test", path)
+    return code, rows
+
+
+def golds(rows):
+    return [row["reward_model"]["ground_truth"] for row in rows]
 
 
 numbers = itertools.count()
@@ -28,11 +31,6 @@ numbers = itertools.count()
 def problem(answer, **more):
     text = f" What is number {next(numbers)}? "
     return {"problem": text, "answer": answer, "solution": "...", "difficulty": 2.0, **more}
-
-
-def golds(tmp_path):
-    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
-    return [row["reward_model"]["ground_truth"] for row in rows]
 
 
 ANSWERS = [  # as in a file, as a ground truth
@@ -50,11 +48,11 @@ ANSWERS = [  # as in a file, as a ground truth
 
 def test_answers_of_every_form(tmp_path, capsys):
     problems = [problem(answer) for answer, _ in ANSWERS]
-    _, code, printed = prepare(tmp_path, capsys, problems)
+    code, rows = prepared(tmp_path, problems)
     assert code == 0
-    assert golds(tmp_path) == [gold for _, gold in ANSWERS]
-    assert "left out" not in printed.err and "repaired" not in printed.err
-    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
+    assert golds(rows) == [gold for _, gold in ANSWERS]
+    said = capsys.readouterr().err
+    assert "left out" not in said and "repaired" not in said
     question = problems[0]["problem"].strip()
     assert rows[0]["prompt"] == [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}]
     assert rows[0]["data_source"] == "verl_gdpo/math_length"
@@ -64,11 +62,11 @@ def test_problems_without_one_answer_are_left_out_and_named(tmp_path, capsys):
     without = {"problem": "What?"}
     empty = [problem(None), problem([None]), problem([]), problem(" "), problem("$$"), without]
     problems = [problem("1"), *empty, problem("2"), problem(["3", "4"])]
-    path, code, printed = prepare(tmp_path, capsys, problems)
+    code, rows = prepared(tmp_path, problems)
     assert code == 0
-    assert f"{path}: 6 x left out (no answer): row 1, 2, 3, 4, 5, 6\n" in printed.err
-    assert f"{path}: 1 x left out (several answers that math-verify" in printed.err
-    rows = [*parquet_rows(tmp_path / "out" / "train.parquet")]
+    said = capsys.readouterr().err
+    assert "a.json: 6 x left out (no answer): row 1, 2, 3, 4, 5, 6\n" in said
+    assert "a.json: 1 x left out (several answers that math-verify" in said
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
 
 
@@ -76,20 +74,17 @@ def test_problems_without_one_answer_are_left_out_and_named(tmp_path, capsys):
     ("bad", "words"),
     [
         (problem([["1"]]), "row 1, field answer: got [['1']]; expected a text"),
-        (problem(True), "row 1, field answer: got True"),
         (problem(float("nan")), "row 1, field answer: got nan"),
         (problem("{7"), "row 1, field answer: math_length ground truth: got '{7'"),
         (problem("\\text{}"), "row 1, field reward_model.ground_truth: math_length ground truth"),
         (problem("7", context="Read this first."), "row 1, field context: got 'Read this first.'"),
         ({"question": "q", "answer": "7"}, "row 1, field problem: got None; expected some text"),
-        ({"problem": " ", "answer": "7"}, "row 1, field problem: got ' '"),
         ("x", "row 1, the whole row: got 'x'; expected an object"),
     ],
 )
 def test_a_bad_row_is_refused_with_row_and_field(tmp_path, capsys, bad, words):
-    path, code, printed = prepare(tmp_path, capsys, [problem("7", context=None), bad])
-    assert code == 1 and words in printed.err.splitlines()[-1]
-    assert str(path) in printed.err.splitlines()[-1]
+    assert prepared(tmp_path, [problem("7", context=None), bad]) == (1, None)
+    assert f"{tmp_path}/a.json, {words}" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 
@@ -99,28 +94,26 @@ def test_a_planted_spaced_gold_is_repaired_or_left_out(tmp_path, capsys):
     unclear = ["12 34", "5\\,00", "1 000 00", "2 1/2", "10, 000", "1,\\,200"]
     right = ["\\dfrac 3 8", "10{,}000", "1,\\!080", "\\log_2 128", "100, 200", "0"]
     problems = [problem(answer) for answer in (*spaced, *unclear, *right)]
-    path, code, printed = prepare(tmp_path, capsys, problems)
+    code, rows = prepared(tmp_path, problems)
     assert code == 0
     repaired = ["10000", "5000", "\\$1000000", "3000000 \\text{ m}", "7000"]
-    assert golds(tmp_path) == [*repaired, *right]
-    said = printed.err.splitlines()
+    assert golds(rows) == [*repaired, *right]
+    path, said = tmp_path / "a.json", capsys.readouterr().err.splitlines()
     assert f"{path}: 5 x repaired (thousands apart in the answer): row 0, 1, 2, 3, 4" in said
     side_by_side = "numbers side by side in the answer, which may be one or several"
     assert f"{path}: 4 x left out ({side_by_side}): row 5, 6, 7, 8" in said
     otherwise = "math-verify reads the answer otherwise than it is meant"
     assert f"{path}: 2 x left out ({otherwise}): row 9, 10" in said
-    assert score("\\boxed{10000}", golds(tmp_path)[0], response_tokens=1)["correctness"] == 1
-    assert score("\\boxed{0}", golds(tmp_path)[0], response_tokens=1)["correctness"] == 0
 
 
 def test_a_spaced_gold_of_a_parquet_file(tmp_path, capsys):
     rows = [{**row, "extra_info": {"index": 0}} for row in make_rows(2, split="train", seed=0)]
-    files = ["--from", str(tmp_path / "a.parquet"), "--test", str(tmp_path / "a.parquet")]
+    files = ["--from", tmp_path / "a.parquet", "--test", tmp_path / "a.parquet"]
     for gold, expected in (("10\\,000", 0), ("12 34", 1)):
         rows[1]["reward_model"]["ground_truth"] = gold
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-        assert main(["math_length", "--out", str(tmp_path / "out"), *files]) == expected
-        assert golds(tmp_path)[1] == "10000"
+        code, (found, _) = prepare("math_length", tmp_path, *files)
+        assert (code, golds(found)[1]) == (expected, "10000")
     error = capsys.readouterr().err.splitlines()[-1]
     assert "row 1, field reward_model.ground_truth: math_length ground truth: got '12 34'" in error
 

@@ -1,16 +1,13 @@
 """Tasks of other distributions, which entry points bring into the registry."""
 
 import json
+import re
 import sys
-from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 
 from verl_gdpo import tasks
-from verl_gdpo.evaluation import Answer
-from verl_gdpo.evaluation.dialogues import Record, start_all
-from verl_gdpo.evaluation.results import numbers, problems_of
 from verl_gdpo.evaluation.tasks import benchmark_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS, TaskError
 from verl_gdpo.tasks.preparation.parquet import _code, parquet_rows
@@ -81,11 +78,10 @@ def test_a_task_is_loaded_when_it_is_asked_for(echo):
     assert TASK_BY_SOURCE.get("nothing") is None
     assert TASKS["echo"] is TASK_BY_SOURCE["echo"] and TASKS["echo"].origin == "echo-task 1.0"
     assert len(TASKS) == len([*TASKS]) and "nothing" not in TASKS
-    assert {"gsm8k", "echo"} < {*TASKS}
 
 
 def test_all_tasks_are_listed_with_those_of_others(echo):
-    assert "echo" in [*TASKS] and "echo" in {**TASK_BY_SOURCE}
+    assert {"gsm8k", "echo"} < {*TASKS} and "echo" in {**TASK_BY_SOURCE}
 
 
 @pytest.mark.parametrize(
@@ -124,10 +120,8 @@ def test_a_name_of_two_distributions_is_refused(echo, name, source, what):
     text += f"TASK = replace(TASK, name={name!r}, data_sources=({source!r},))\n"
     install(echo, "other-task", {"other_task": text}, ["other = other_task:TASK"])
     for _ in range(2):
-        with pytest.raises(TaskError) as raised:
+        with pytest.raises(TaskError, match=re.escape(what)):
             list(TASKS)
-        said = str(raised.value).replace("other-task 1.0", "other-task")
-        assert what.replace("other-task 1.0", "other-task") in said
 
 
 def test_a_distribution_that_is_found_twice_is_one(echo, tmp_path, monkeypatch):
@@ -188,22 +182,10 @@ def test_an_error_in_the_module_of_its_rows_names_the_distribution(site, capsys)
     assert "task 'echo' of echo-task 1.0: echo_task.SOURCES cannot be imported: Attr" in said
 
 
-def test_it_is_evaluated(echo, tmp_path):
-    assert prepared(tmp_path, "a", "b", "long") == 0
+def test_it_is_evaluated(echo):
+    """As tool_rl and gsm8k are, which say as little of their columns: evaluation/test_tasks.py."""
     benchmark = benchmark_of(TASKS["echo"])
-    assert (benchmark.name, benchmark.summary, benchmark.percent) == (
-        *("echo", "correct, short"),
-        True,
-    )
-    files = Namespace(data=[tmp_path / "echo"], of_config=lambda _, default: default, step=0)
-    dialogues = start_all(benchmark.questions(files), 1)
-    for one, answer in zip(dialogues, [("a", 1), ("?", 3), ("?", 9)], strict=True):
-        one.go_on(Record("", Answer(*answer)))
-    found = numbers(benchmark.columns, [*problems_of(dialogues).values()])
-    # `short` does not apply to the third row
-    assert {one.name: one.value for one in found} == {
-        "correct": pytest.approx(1 / 3),
-        "short": 0.5,
-    }
+    assert (benchmark.name, benchmark.summary) == ("echo", "correct, short") and benchmark.percent
+    assert [column.name for column in benchmark.columns([])] == ["correct", "short"]
     wide = replace(TASKS["echo"], bounds=lambda: {"short": (0.0, 3.0)})
     assert not benchmark_of(wide).percent

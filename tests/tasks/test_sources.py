@@ -3,22 +3,24 @@
 import copy
 import json
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 
 import datasets
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from added_task import add_task
+from local_server import Files, serving
+from processes import completed
 from repository import REPO
 
 from verl_gdpo import atomic
@@ -114,27 +116,20 @@ REFUSALS = [
     (("reward_model", "ground_truth"), None, "reward_model.ground_truth", "got None; expected a s"),
     (("reward_model", "ground_truth"), " \n", "reward_model.ground_truth", "expected some text"),
     (("reward_model", "ground_truth"), HALF_A_CALL, "reward_model.ground_truth", "line 1 of 1"),
-    (("reward_model", "ground_truth"), TOOL + TOOL, "reward_model.ground_truth", "got 2 <tool_ca"),
     (("reward_model",), None, "reward_model", "expected an object"),
-    (("prompt",), ..., "prompt", "missing"),
     (("prompt",), [], "prompt", "expected at least one message"),
     (("prompt",), "What is new?", "prompt", "expected a list"),
     (("prompt", 1, "content"), 7, "prompt[1].content", "got 7; expected a str"),
-    (("prompt", 1, "content"), [{"type": "text"}], "prompt[1].content", "expected a str"),
     (("prompt", 1, "content"), "\ud83d", "prompt[1].content", "expected valid Unicode"),
     (("prompt", 1, "role"), "human", "prompt[1].role", "got 'human'; expected one of"),
     (("prompt", 1, "role"), "system", "prompt[1].role", "only as the first"),
     (("prompt", 1, "role"), "assistant", "prompt[1].role", "expected 'user'"),
     (("prompt", 1), {"from": "human", "value": "x"}, "prompt[1].from", "unknown"),
-    (("prompt",), [{"role": "user", "content": " "}], "prompt[0].content", "expected some text"),
     (("prompt", 1, "content"), "\n", "prompt[1].content", "expected some text"),
     (("data_source",), "openai/gsm9k", "data_source", "expected one of ['rlla'"),
-    (("data_source",), None, "data_source", "expected a str"),
     (("images",), [], "images", "unknown"),
     (("extra_info", "index"), True, "extra_info.index", "got True; expected an int"),
-    (("extra_info", "index"), "0", "extra_info.index", "expected an int"),
     (("extra_info", "index"), 2**63, "extra_info.index", "expected an int in [0, 2**63)"),
-    (("extra_info", "tools_kwargs"), {}, "extra_info.tools_kwargs", "unknown"),
 ]
 
 
@@ -170,18 +165,14 @@ def test_failure_while_writing_the_second_file_leaves_both_as_they_were(tmp_path
     paths = [tmp_path / "train.parquet", tmp_path / "test.parquet"]
     for path in paths:
         path.write_bytes(b"old")
-    writers = []
+    writers = [pq.ParquetWriter]  # and no second one, as on a full disk
 
-    def writer_with_a_full_disk(*arguments):
-        writers.append(arguments)
-        if len(writers) == 2:
+    def write(*arguments):
+        if not writers:
             raise OSError("No space left on device")
-        return pq.ParquetWriter(*arguments)
+        return writers.pop()(*arguments)
 
-    class FakeParquet:
-        ParquetWriter = staticmethod(writer_with_a_full_disk)
-
-    monkeypatch.setattr(parquet, "pq", FakeParquet)
+    monkeypatch.setattr(pq, "ParquetWriter", write)
     with pytest.raises(OSError, match="No space left"):
         write_parquets({path: [row()] for path in paths})
     assert files_in(tmp_path) == {"train.parquet": b"old", "test.parquet": b"old"}
@@ -325,9 +316,8 @@ def test_without_a_source_rows_that_are_there_are_kept(tmp_path, capsys):
 def test_a_task_whose_rows_are_made_needs_no_source(tmp_path, capsys):
     options = ("--if-needed", "--keep-others", "--synthetic-test", 9, "--seed", 3)
     assert run(capsys, "--out", tmp_path, *options, task="constraints")[0] == 0
-    assert [
-        parquet.pq.read_metadata(tmp_path / f"{x}.parquet").num_rows for x in ("train", "test")
-    ] == [2000, 9]
+    files = (tmp_path / f"{split}.parquet" for split in ("train", "test"))
+    assert [pq.read_metadata(file).num_rows for file in files] == [2000, 9]
     assert "up to date" in run(capsys, "--out", tmp_path, *options, task="constraints")[1]
 
 
@@ -365,10 +355,6 @@ def damage(path):
     path.write_bytes(path.read_bytes()[:100])
 
 
-def rewrite(path):
-    pd.read_parquet(path).iloc[:3].to_parquet(path)
-
-
 def move_and_link(path):
     path.rename(path.with_name("elsewhere"))
     path.symlink_to(path.with_name("elsewhere"))
@@ -385,7 +371,6 @@ def link_to_nothing(path):
     [
         (edit, "it was changed after data_prep wrote it"),
         (damage, "it cannot be read, or data_prep did not write it"),
-        (rewrite, "it cannot be read, or data_prep did not write it"),
         (move_and_link, "it is a link"),
         (link_to_nothing, "it is a link"),
     ],
@@ -419,86 +404,58 @@ def test_a_folder_may_be_a_link(tmp_path, capsys):
 # ---- download
 
 
-class Handler(BaseHTTPRequestHandler):
-    """`server.answers` maps a path to (bytes, announced length), an HTTP status, or "stalls"."""
-
-    def do_GET(self):
-        self.server.requests.append(self.path)
-        answer = self.server.answers.get(self.path, 404)
-        if isinstance(answer, int):
-            self.send_error(answer)
-        elif answer == "stalls":
-            self.server.stop.wait(20)
-        else:
-            body, announced = answer
-            self.send_response(200)
-            if announced is not None:
-                self.send_header("Content-Length", str(announced))
-            self.end_headers()
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def server(monkeypatch):
+def upstream(tmp_path_factory, monkeypatch):
+    """(address, folder) of a server of files."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        http.answers, http.requests, http.stop = {}, [], threading.Event()
-        http.url = f"http://127.0.0.1:{http.server_port}"
-        thread = threading.Thread(target=http.serve_forever, args=(0.02,))
-        thread.start()
-        yield http
-        http.stop.set()
-        http.shutdown()
-    thread.join()
+    folder = tmp_path_factory.mktemp("upstream")
+    with serving(partial(Files, directory=folder)) as server:
+        yield server.url, folder
 
 
-def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, server, capsys):
-    server.answers["/hello"] = HELLO, len(HELLO)
+def test_fetch_takes_a_good_copy_and_replaces_a_bad_one(tmp_path, upstream, capsys):
+    url, folder = upstream
+    (folder / "hello").write_bytes(HELLO)
     path = tmp_path / "cache" / "hello"
-    for content, downloads in ((None, 1), (None, 1), (b"damaged", 2)):
+    for content in (None, None, b"damaged"):
         if content:
             path.write_bytes(content)
-        loading.fetch(f"{server.url}/hello", path, blob_id=HELLO_BLOB_ID)
+        loading.fetch(f"{url}/hello", path, blob_id=HELLO_BLOB_ID)
         assert files_in(path.parent) == {"hello": HELLO}
-        assert len(server.requests) == downloads
     progress_lines = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in progress_lines] == ["downloading", "using", "downloading"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("content", "words"),
     [
-        ((b"other\n", 6), r"got git blob id [0-9a-f]{40} \(6 bytes\); expected " + HELLO_BLOB_ID),
-        (404, "download failed: HTTP Error 404: Not Found"),
-        (500, "download failed: HTTP Error 500"),
-        ((HELLO[:5], 600), r"got git blob id [0-9a-f]{40} \(5 bytes\); expected"),
-        ("stalls", "download failed: .*timed out"),
-        ((b"x" * 3000, 3000), "download failed: got more than 2,000 bytes"),
-        ((b"x" * 3000, None), "download failed: got more than 2,000 bytes"),
+        (b"other\n", r"got git blob id [0-9a-f]{40} \(6 bytes\); expected " + HELLO_BLOB_ID),
+        (None, "download failed: HTTP Error 404: "),
+        (b"x" * 3000, "download failed: got more than 2,000 bytes"),
     ],
 )
-def test_a_failed_download_leaves_what_was_there(tmp_path, server, answer, words, monkeypatch):
+def test_a_failed_download_leaves_what_was_there(tmp_path, upstream, content, words, monkeypatch):
     monkeypatch.setattr(loading, "MAX_BYTES", 2000)
-    monkeypatch.setattr(loading, "TIMEOUT_S", 0.3)
-    server.answers["/hello"] = answer
+    url, folder = upstream
+    if content:
+        (folder / "hello").write_bytes(content)
     (tmp_path / "hello").write_bytes(b"old")
-    url = f"{server.url}/hello"
-    with pytest.raises(DataError, match=f"^{re.escape(url)}: {words}"):
-        loading.fetch(url, tmp_path / "hello", blob_id=HELLO_BLOB_ID)
+    with pytest.raises(DataError, match=f"^{url}/hello: {words}"):
+        loading.fetch(f"{url}/hello", tmp_path / "hello", blob_id=HELLO_BLOB_ID)
     assert files_in(tmp_path) == {"hello": b"old"}
 
 
-def test_an_address_that_cannot_work_is_a_data_error(tmp_path):
-    for url, words in (
-        ("mirror/x", "download failed: unknown url type"),
-        ("file:///no/such/file", "download failed: .*No such file"),
-        ("http://127.0.0.1:1/a b", "download failed: URL can't contain"),
-    ):
-        with pytest.raises(DataError, match=words):
-            loading.fetch(url, tmp_path / "x", blob_id=HELLO_BLOB_ID)
+def test_an_address_that_cannot_work_is_a_data_error(tmp_path, upstream, monkeypatch):
+    monkeypatch.setattr(loading, "TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for url, words in (
+            ("mirror/x", "download failed: unknown url type"),
+            ("file:///no/such/file", "download failed: .*No such file"),
+            ("http://127.0.0.1:1/a b", "download failed: URL can't contain"),
+            (f"http://127.0.0.1:{silent.getsockname()[1]}", "download failed: .*timed out"),
+        ):
+            with pytest.raises(DataError, match=words):
+                loading.fetch(url, tmp_path / "x", blob_id=HELLO_BLOB_ID)
     assert files_in(tmp_path) == {}
 
 
@@ -531,32 +488,35 @@ def pin(monkeypatch, contents, **more):
     monkeypatch.setattr(tool_rl, "SOURCES", replace(SOURCES, files=pinned, **more))
 
 
-def test_upstream_is_the_default_source(tmp_path, server, monkeypatch, capsys):
-    contents = {"train": upstream_bytes("train", 3), "test": upstream_bytes("test", 2)}
-    pin(monkeypatch, contents, base_url=f"{server.url}/m")
+def mirror(folder, **contents):
     for split, content in contents.items():
-        server.answers[f"/m/dataset/rlla_4k/{split}.parquet"] = content, len(content)
+        path = folder / SOURCES.files[split][0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+CONTENTS = {split: upstream_bytes(split, count) for split, count in (("train", 3), ("test", 2))}
+
+
+def test_upstream_is_the_default_source(tmp_path, upstream, monkeypatch, capsys):
+    url, folder = upstream
+    pin(monkeypatch, CONTENTS, base_url=f"{url}/m")
+    mirror(folder / "m", **CONTENTS)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     for _ in range(2):
-        code, output, _ = run(capsys, "--out", tmp_path / "out")
-        assert code == 0 and "wrote" in output
-    assert len(server.requests) == 2  # the second time, both copies were there
+        assert run(capsys, "--out", tmp_path / "out")[0] == 0
+        shutil.rmtree(folder / "m", ignore_errors=True)  # the second time, both copies are there
     for split, count in (("train", 3), ("test", 2)):
         expected = [row(i, user=f"{split} {i}", split=split) for i in range(count)]
         assert [*parquet_rows(tmp_path / "out" / f"{split}.parquet")] == expected
 
 
 def test_a_wrong_checksum_of_the_second_file_writes_neither(tmp_path, monkeypatch, capsys):
-    contents = {"train": upstream_bytes("train", 3), "test": upstream_bytes("test", 2)}
-    pin(monkeypatch, contents)
-    mirror = tmp_path / "mirror" / "dataset" / "rlla_4k"
-    mirror.mkdir(parents=True)
-    (mirror / "train.parquet").write_bytes(contents["train"])
-    (mirror / "test.parquet").write_bytes(contents["train"])
+    pin(monkeypatch, CONTENTS)
+    mirror(tmp_path / "mirror", train=CONTENTS["train"], test=CONTENTS["train"])
     base_url = (tmp_path / "mirror").as_uri()
-    code, output, errors = run(
-        capsys, "--out", tmp_path / "out", "--base-url", base_url, "--cache", tmp_path / "cache"
-    )
+    given = ("--out", tmp_path / "out", "--base-url", base_url, "--cache", tmp_path / "cache")
+    code, output, errors = run(capsys, *given)
     assert (code, output) == (1, "")
     assert f"{base_url}/dataset/rlla_4k/test.parquet: got git blob id" in errors.splitlines()[-1]
     assert "--from FILE or --synthetic N" in errors.splitlines()[-1]
@@ -681,13 +641,9 @@ def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
         ("a.json", items(49), "got 49 rows, .* expected at least 50"),
         ("a.json", {"rows": []}, "got a JSON dict; expected a list"),
         ("a.json", [], "got no rows"),
-        ("a.json", [*items(1), "x"], "row 1, the whole row: got 'x'"),
         ("a.json", [{"instruction": "s", "output": TOOL}], "row 0, field input: got nothing"),
-        ("a.json", [{**items(1)[0], "input": None}], "row 0, field input: got None; expected a st"),
-        ("a.json", [{**items(1)[0], "history": []}], "row 0, field history: unknown"),
         ("a.json", [{**items(1)[0], "output": "x <response>"}], "row 0, field reward_model.ground"),
         ("a.json", b"[{", "got no readable JSON"),
-        ("a.json", b"\xff\xfe\xfa", "got no readable JSON"),
         ("a.json", b"[" * 100_000, "got no readable JSON"),
         ("a.parquet", b"PAR1 and no more", "got no readable parquet"),
         ("a.parquet", OTHER_COLUMNS, "row 0, field question: unknown; expected only"),
@@ -826,22 +782,6 @@ def test_synthetic_arguments_reach_the_generator(tmp_path, capsys, monkeypatch):
 # ---- report
 
 
-def test_report_counts_kinds_calls_and_repeated_problems():
-    ground_truths = [TOOL, RESPONSE, BOTH, NEITHER, TOOL, BOTH]
-    rows = [row(i, ground_truth=text) for i, text in enumerate(ground_truths)]
-    rows[0]["prompt"][1]["content"] = "another question"  # rows 2 to 5 ask what row 1 asks
-    asked = {"calls": 2, "response": 1, "calls and response": 2, "neither": 1}
-    assert (
-        schema.numbers_of(rows, TASK).items()
-        >= {
-            "rows": 6,
-            **{f"asks for: {what}": rows for what, rows in asked.items()},
-            **{f"calls: {count}": 2 for count in (0, 1, 2)},  # both `BOTH` rows hold two calls
-            "repeated problems": 4,
-        }.items()
-    )
-
-
 def test_report_of_prompt_lengths():
     # system content "Tools: é" has 8 characters; user contents have 1 to 20
     rows = [row(user="x" * length) for length in range(20, 0, -1)]
@@ -851,21 +791,17 @@ def test_report_of_prompt_lengths():
 
 
 def test_table_has_a_column_per_file():
-    splits = {"train": [row(), row(1)], "test": [row(ground_truth=RESPONSE)]}
-    shared = schema.overlap(splits)
-    lines = [line.split() for line in schema.table(splits, TASK, shared).splitlines()]
-    assert lines[:4] == [
-        ["train", "test"],
-        ["rows", "2", "1"],
-        ["asks", "for:", "calls", "2", "0"],
-        ["asks", "for:", "response", "0", "1"],
-    ]
-    assert ["calls:", "0", "0", "1"] in lines and ["calls:", "1", "2", "0"] in lines
-    assert ["prompt", "chars,", "high", "20", "20"] in lines  # 8 + len("What is new?")
+    train = [row(i, ground_truth=text) for i, text in enumerate((TOOL, RESPONSE, BOTH, NEITHER))]
+    train += [row(user="another question"), row(ground_truth=BOTH)]
+    splits = {"train": train, "test": [row(ground_truth=RESPONSE)]}
+    table = schema.table(splits, TASK, schema.overlap(splits)).splitlines()
+    lines = [" ".join(line.split()) for line in table]
+    assert lines[:3] == ["train test", "rows 6 1", "asks for: calls 2 0"]
+    assert {"asks for: response 1 1", "asks for: calls and response 2 0"} < {*lines}
+    assert {"asks for: neither 1 0", "calls: 0 2 1", "calls: 1 2 0", "calls: 2 2 0"} < {*lines}
+    assert "prompt chars, high 24 20" in lines  # 8 + len("another question"), len("What is new?")
     assert lines[-3:] == [
-        ["repeated", "problems", "1", "0"],
-        ["test", "problems", "in", "train", "1"],
-        ["nearly", "in", "train", "0"],
+        *("repeated problems 4 0", "test problems in train 1", "nearly in train 0"),
     ]
 
 
@@ -878,12 +814,10 @@ def test_table_has_a_column_per_file():
         ((), "the following arguments are required: --out"),
         (("--out", "x", "--seed", "1"), "--seed does not go with"),
         (("--out", "x", "--test", "a.parquet"), "--test does not go with"),
-        (("--out", "x", "--synthetic", "5", "--test", "a.json"), "--test does not go with"),
         (("--out", "x", "--from", "a.json", "--base-url", "u"), "--base-url does not go with"),
         (("--out", "x", "--synthetic", "5", "--cache", "c"), "--cache does not go with"),
         (("--out", "x", "--from", "a.json", "--synthetic", "5"), "not allowed with"),
         (("--out", "x", "--synthetic", "0"), "got '0'; expected a whole number >= 1"),
-        (("--out", "x", "--synthetic", "many"), "got 'many'; expected a whole number"),
     ],
 )
 def test_usage_errors_write_nothing(tmp_path, monkeypatch, capsys, arguments, words):
@@ -925,9 +859,7 @@ def test_the_module_runs_without_verl_or_torch(tmp_path):
         "sys.exit(code or ' '.join({'verl', 'torch', 'transformers'} & set(sys.modules)) or None)"
     )
     arguments = ["tool_rl", "--out", str(tmp_path), "--synthetic", "5"]
-    subprocess.run([sys.executable, "-c", code, *arguments], cwd=REPO, check=True)
-    ended = subprocess.run(
-        [sys.executable, "-m", "data_prep"], cwd=REPO, capture_output=True, text=True
-    )
+    assert completed("-c", code, *arguments, cwd=REPO).returncode == 0
+    ended = completed("-m", "data_prep", cwd=REPO)
     assert ended.returncode == 2
     assert ended.stderr.endswith("the following arguments are required: TASK\n")

@@ -27,10 +27,16 @@ def gold_calls(row):
     return [json.loads(line) for line in block.strip().splitlines()]
 
 
-def test_gold_answers_get_full_marks(splits):
+def test_each_row_can_be_answered(splits):
+    """Gold answers have full marks, and their values are copied from the request."""
     for row in splits["train"] + splits["test"]:
-        full = {"format": 1.0, "correctness": 3.0 if gold_calls(row) else 0.0}
+        calls, (system, user) = gold_calls(row), (one["content"] for one in row["prompt"])
+        full = {"format": 1.0, "correctness": 3.0 if calls else 0.0}
         assert tool_rl.score(answer(row), answer(row)) == full
+        assert ("no tool" in user) == (not calls)
+        for call in calls:
+            assert call["name"] in system
+            assert all(str(value) in user for value in call["parameters"].values())
 
 
 def test_kinds_and_numbers_of_calls(splits):
@@ -42,19 +48,6 @@ def test_kinds_and_numbers_of_calls(splits):
         for number, expected in shares.items():
             assert abs(calls.count(number) - expected) < 95
         assert set(calls) == set(shares)
-
-
-def test_values_are_copied_from_the_request(splits):
-    for row in splits["train"] + splits["test"]:
-        for call in gold_calls(row):
-            assert call["name"] in row["prompt"][0]["content"]
-            for value in call["parameters"].values():
-                assert str(value) in row["prompt"][1]["content"]
-
-
-def test_rows_without_a_call_say_so(splits):
-    for row in splits["train"] + splits["test"]:
-        assert ("no tool" in row["prompt"][1]["content"]) == (not gold_calls(row))
 
 
 def test_the_test_split_is_new(splits):

@@ -1,9 +1,7 @@
 """What a process loads to score a row: the scorer of its task, and nothing of another one."""
 
-import subprocess
-import sys
-
 import pytest
+from processes import completed
 
 PROGRAM = """
 import sys
@@ -26,7 +24,6 @@ MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process", "termina
     ("source", "truth", "options", "own"),
     [
         ("verl_gdpo/gsm8k", "72", {}, {"tasks.gsm8k.score"}),
-        ("verl_gdpo/gsm8k", "72", {"normalize_numbers": True}, {"tasks.gsm8k.score"}),
         ("verl_gdpo/constraints", '{"keyword": ["a"]}', {}, {"tasks.constraints.score"}),
         ("rlla", "x", {}, TOOL_RL),
         ("verl_gdpo/coding", CODING_TRUTH, {}, CODING),
@@ -35,8 +32,7 @@ MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process", "termina
 )
 def test_a_row_loads_its_own_scorer_and_nothing_heavy(source, truth, options, own):
     code = PROGRAM.format(source=source, truth=truth, options=options)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {*done.stdout.split()}
+    loaded = {*completed("-c", code).stdout.split()}
     ours = {name.removeprefix("verl_gdpo.") for name in loaded if name.startswith("verl_gdpo.")}
     assert ours == REGISTRY | FOLDERS | own
     assert not loaded & {"sympy", "math_verify", "torch", "verl", "ray", "transformers"}

@@ -235,16 +235,8 @@ def test_rewards_that_never_vary_or_cancel():
 
 def test_the_example_of_the_page_is_what_is_shown(monkeypatch):
     monkeypatch.setattr("verl_gdpo.terminal.WIDTH", 100)
-    assert (
-        f"```\n{describe(CASES['a bonus that spoils the answer'])}\n```"
-        in (REPO / "docs" / "advice.md").read_text()
-    )
-
-
-def test_a_terminal_gets_no_control_characters(monkeypatch):
-    monkeypatch.setattr("verl_gdpo.terminal.WIDTH", 100)
-    shown = str(describe(evidence(np.stack([x < 0.3, y], 1), names=("good", "\x1b[31mred"))))
-    assert "\x1b" not in shown and all(len(line) <= 100 for line in shown.splitlines())
+    shown = f"```\n{describe(CASES['a bonus that spoils the answer'])}\n```"
+    assert shown in (REPO / "docs" / "advice.md").read_text()
 
 
 def test_replay_and_report_show_it(tmp_path, capsys):

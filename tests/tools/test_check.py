@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -13,29 +12,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from judge_stub import judge_stub
-from omegaconf import OmegaConf
+from processes import completed
 from repository import REPO
-from rows_for_check import COMMAND, arguments_of
+from rows_for_check import COMMAND, arguments_of, messages_of
 from saved_checkpoint import save_checkpoint
 from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
 
-from verl_gdpo import sandbox
-from verl_gdpo.sandbox import machine as sandbox_machine
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tasks.coding import rows as coding
-from verl_gdpo.tasks.preparation import local_files
-from verl_gdpo.tools.check import machine, main
+from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.dry_run import made_up_responses
 from verl_gdpo.tools.data import main as prepare
 from workshop.tiny_policy.model import make_tiny_model
 
-# what is added to the command, and the message
-BROKEN = [
-    line.split(" | ")
-    for line in (REPO / "tests" / "tools" / "check_broken.txt").read_text().splitlines()
-    if not line.startswith("#")
-]
 RECIPES = ("--config-dir", str(REPO / "recipes"), "--config-name", "train")
 
 
@@ -224,24 +213,19 @@ def test_a_tokenizer_that_verl_cannot_pad_with(check, data, tmp_path):
 
 def test_validation_rows_that_training_rows_ask(check, data, tmp_path):
     """Over all files of both sides, with other case, spacing and marks, and with other words."""
-    rows = pd.read_parquet(data / "train.parquet")
     words = " ".join(f"{a}{b}" for a in ("ba", "de", "fo") for b in "klmnprst")
-    fresh = [*rows["prompt"][:4]]
-    for prompt, text in zip(
-        fresh, ("One more?", words, f"  {words.title()}!", f"{words} x"), strict=True
-    ):
-        prompt[-1]["content"] = text
-    parts = {"a": fresh[:1], "b": fresh[1:2], "c": [[{"role": "user", "content": "?"}]]}
-    parts["d"] = fresh[2:]
-    for name, prompts in parts.items():
-        part = rows[: len(prompts)].copy()
-        part["prompt"] = prompts
-        part.to_parquet(tmp_path / f"{name}.parquet")
 
-    def files(*names):
-        return f"[{','.join(str(tmp_path / name) + '.parquet' for name in names)}]"
+    def file(name, *texts):
+        prompts = [[{"role": "user", "content": text}] for text in texts]
+        rows = [{**tool_row(i, "train"), "prompt": prompt} for i, prompt in enumerate(prompts)]
+        pd.DataFrame(rows).to_parquet(tmp_path / f"{name}.parquet")
+        return tmp_path / f"{name}.parquet"
 
-    _, output, _ = check(f"data.train_files={files('a', 'b')}", f"data.val_files={files('c', 'd')}")
+    train = file("a", "One more?"), file("b", words)
+    test = file("c", "?"), file("d", f"  {words.title()}!", f"{words} x")
+    files = {"train": train, "val": test}
+    given = (f"data.{key}_files=[{one},{other}]" for key, (one, other) in files.items())
+    _, output, _ = check(*given)
     said = " ".join(output.split())
     asked = f"row 0 of {tmp_path / 'b.parquet'} asks"
     assert (
@@ -298,16 +282,8 @@ def test_what_needs_a_reward_models_server_is_left_open(check):
 
 
 def test_made_up_responses_are_distinct_and_the_truth_is_first():
-    responses = made_up_responses("<a>12</a>", "it is 12", 3)
-    assert responses == {
-        "ground truth": "<a>12</a>",
-        "in usual forms": "it is 12",
-        "one character off": "<a>1#</a>",
-        "cut in half": "<a>1",
-        "without tags": "12",
-        "garbage": "????????",
-        "empty": "",
-    }
+    texts = [*made_up_responses("<a>12</a>", "it is 12", 3).values()]
+    assert texts == ["<a>12</a>", "it is 12", "<a>1#</a>", "<a>1", "12", "????????", ""]
     last = ["garbage", "empty"]
     assert list(made_up_responses("7", "7", 1)) == ["ground truth", "one character off", *last]
     assert list(made_up_responses("", "", 1)) == last
@@ -316,27 +292,8 @@ def test_made_up_responses_are_distinct_and_the_truth_is_first():
 # --- no ------------------------------------------------------------------------------------------
 
 
-def messages_of(printed):
-    """The problems, each in one line."""
-    told = printed.partition("(-v shows")[0].split("check: ")
-    return [" ".join(text.split()) for text in told if text]
-
-
 def test_the_plain_command(plain):
     assert plain()[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("added", "message"),
-    [
-        pytest.param(added, said, marks=pytest.mark.slow if number % 3 else ())
-        for number, (added, said) in enumerate(BROKEN)
-    ],
-)
-def test_a_broken_configuration(plain, data, added, message):
-    code, _, printed = plain(*arguments_of(added, data))
-    assert code == 1
-    assert [text.replace(str(data), "DATA") for text in messages_of(printed)] == [message]
 
 
 # --- any verl command ----------------------------------------------------------------------------
@@ -409,19 +366,6 @@ def test_the_critic_is_checked_without_a_hub(plain):
     assert second == "train_batch_size (6) must be >= critic.ppo_mini_batch_size (7)"
 
 
-def test_a_tracker_without_a_step(tmp_path):
-    trainer = {"default_local_dir": str(tmp_path), "resume_mode": "auto"}
-    config = OmegaConf.create({"trainer": trainer})
-    assert list(machine._finished_steps(config, 10)) == []
-    save_checkpoint(tmp_path, 3)
-    tracker = tmp_path / "latest_checkpointed_iteration.txt"
-    tracker.write_text("")  # as a full disk leaves it; `mend_tracker` mends it
-    assert "goes on after step 3" in "".join(machine._finished_steps(config, 10))
-    tracker.write_text("seven")
-    with pytest.raises(ValueError, match=r"says 'seven', but .* has \[3\] whole checkpoints"):
-        list(machine._finished_steps(config, 10))
-
-
 def test_what_is_allowed_but_hardly_meant(plain, data):
     added = [*custom(data, "waits"), "trainer.default_local_dir=begun", "trainer.val_only=True"]
     save_checkpoint(Path("begun"), 29)
@@ -467,22 +411,11 @@ def test_what_others_print_is_shown_on_request(data, capfd, monkeypatch):
 # --- no, in our recipes --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["estimator=gdpa"], ["gdpa"]),
-        (["run_dir=${nowhere}"], ["nowhere"]),
-        # all that is wrong is listed
-        (
-            ["algorithm.use_kl_in_reward=True", "data.val_files=none.parquet"],
-            ["use_kl_in_reward", "data.val_files: none.parquet"],
-        ),
-    ],
-)
-def test_no_and_why(check, overrides, words):
-    code, _, messages = check(*overrides)
-    assert (code, messages.count("check: ")) == (1, len(words))
-    assert all(word in messages for word in words)
+@pytest.mark.parametrize("override", ["estimator=gdpa", "run_dir=${nowhere}"])
+def test_no_and_why(check, override):
+    code, _, messages = check(override)
+    assert (code, messages.count("check: ")) == (1, 1)
+    assert override.partition("=")[2].strip("${}") in messages
 
 
 @pytest.mark.parametrize(
@@ -493,7 +426,6 @@ def test_no_and_why(check, overrides, words):
         ("hangs", r"'ground truth': the reward function gave no answer within 0.5 s \(42 of 42 "),
         ("blocks", "'ground truth': the reward function gave no answer within 0.5 s"),
         ("hangs_on_empty", r"'empty': .* 5 s \(6 of 42 answers are missing\)[^-]*--seconds 10\n"),
-        ("misspelt", "misspelt"),
         (None, "Reward function is not implemented for data_source='nowhere'"),
     ],
 )
@@ -540,19 +472,11 @@ def remarks_of(output):
 
 @pytest.mark.slow
 def test_the_process_ends_although_a_reward_function_does_not(data):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "verl_gdpo", "check", "--seconds", "1", *RECIPES),
-            *("hardware=cpu", "data.train_batch_size=6", "actor_rollout_ref.model.path=org/model"),
-            *(f"data.train_files={data}/good.parquet", f"data.val_files={data}/good.parquet"),
-            *custom(data, "sleeps"),
-        ],
-        cwd=REPO,
-        env={**os.environ, "VERL_PLATFORM": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    given = ["hardware=cpu", "data.train_batch_size=6", "actor_rollout_ref.model.path=org/model"]
+    given += [f"data.{key}_files={data}/good.parquet" for key in ("train", "val")]
+    command = ("-m", "verl_gdpo", "check", "--seconds", "1", *RECIPES, *given)
+    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
+    done = completed(*command, *custom(data, "sleeps"), cwd=REPO, env=environment)
     assert done.returncode == 1
     assert "gave no answer within 1 s" in done.stderr
     # verl is imported there, with its warnings
@@ -566,9 +490,9 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
             TASK_BY_SOURCE, "rlla", replace(TASK_BY_SOURCE["rlla"], missing=missing)
         )
 
-    found(lambda **_: ["there is no moon"])
-    code, said, _ = check()
-    assert code == 0 and "check: task tool_rl: there is no moon" in said
+    found(lambda **options: [f"there is no moon {options}"])
+    code, said, _ = check("+reward.reward_kwargs.granularity=coarse")
+    assert code == 0 and "check: task tool_rl: there is no moon {'granularity': 'coarse'}" in said
     assert "moon" not in check(scorer="lengths")[1]  # not by our scorer
 
     def nothing_works(**_):
@@ -577,24 +501,3 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
     found(nothing_works)
     code, _, messages = check()
     assert code == 1 and messages_of(messages) == ["no sandbox works here"]
-
-
-@pytest.mark.slow
-def test_a_weak_sandbox_is_allowed_by_name(check, data, monkeypatch):
-    """Else no run; and where it is allowed, it is called weak."""
-    kinds = sandbox_machine.confinements
-    monkeypatch.setattr(
-        sandbox_machine, "confinements", lambda weak: (k for k in kinds(weak) if k.lacks)
-    )
-    monkeypatch.setattr(sandbox_machine, "landlock_version", lambda: 0)
-    monkeypatch.setattr(sandbox_machine, "can_change_user", lambda: True)
-    monkeypatch.setattr(sandbox, "_try", lambda kind: None)
-    sandbox._first_that_works.cache_clear()
-    rows = [*coding.make_rows(6, split="train", seed=0)]
-    pd.DataFrame(local_files.numbered(rows, "train")).to_parquet(data / "coding.parquet")
-    code, _, problems = check(train="coding")
-    assert code == 1 and "no sandbox for programs works on this machine" in problems
-    assert "reward.reward_kwargs.weak_sandbox=True" in problems
-    _, said, _ = check("+reward.reward_kwargs.weak_sandbox=True", train="coding")
-    assert "task coding: sandbox 'weak': WEAK" in said
-    sandbox._first_that_works.cache_clear()

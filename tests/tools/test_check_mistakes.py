@@ -1,11 +1,12 @@
 """How many kinds of mistakes `verl-gdpo check` says, and how many healthy runs it refuses.
 
-`check_mistakes.txt` and `check_healthy.txt` are the lists; docs/check.md has the counts.
+`check_mistakes.txt` and `check_healthy.txt` are the lists; docs/check.md has the counts. Of
+`check_broken.txt`, the whole messages are compared.
 """
 
 import pytest
 from repository import REPO
-from rows_for_check import arguments_of
+from rows_for_check import arguments_of, messages_of
 
 
 def lines_of(name):
@@ -20,6 +21,13 @@ def test_a_mistake_is_said(plain, data, added, words):
     """In a warning or a problem: after a problem, other remarks are shown too."""
     _, warnings, problems = plain("--brief", *arguments_of(added, data))
     assert [part for part in words.split(" & ") if part not in (problems or warnings)] == []
+
+
+@pytest.mark.parametrize(("added", "message"), [*lines_of("broken")])
+def test_a_broken_configuration(plain, data, added, message):
+    code, _, printed = plain(*arguments_of(added, data))
+    assert code == 1
+    assert [text.replace(str(data), "DATA") for text in messages_of(printed)] == [message]
 
 
 @pytest.mark.parametrize("added", [*lines_of("healthy")])

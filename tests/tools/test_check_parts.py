@@ -1,7 +1,6 @@
 """The parts of `verl-gdpo check`: the configuration, the machine, made-up responses, silence."""
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from processes import completed
 
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import dry_run, machine, others_kept_away
@@ -39,16 +39,8 @@ def test_it_is_the_configuration_of_the_training_command(tmp_path):
         "trainer: {default_local_dir: '${hydra:runtime.output_dir}/here'}\n"
     )
     given = ["data.train_batch_size=8", "hydra.run.dir=out", "+algorithm.gdpo.rewards.a=1"]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "-cd", str(tmp_path)),
-            *("-cn", "mine", "--cfg", "job", *given),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = ("-m", "verl.trainer.main_ppo", "-cd", tmp_path, "-cn", "mine", "--cfg", "job")
+    done = completed("-W", "ignore", *command, *given, cwd=tmp_path)
     before = Path.cwd()
     os.chdir(tmp_path)
     try:

@@ -24,10 +24,7 @@ def test_the_printed_line_sets_the_mapping_whatever_was_there(before):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "algorithm.gdpo.eps=1",
-            "'algorithm.gdpo.eps'. To append to your config use ++",
-        ),
+        ("algorithm.gdpo.eps=1", "'algorithm.gdpo.eps'. To append to your config use ++"),
         ("+algorithm.n=1", "Could not append to config. An item is already at 'algorithm.n'"),
         ("++algorithm.n=1,2", "expected one value"),
         ("++algorithm.n={", "++algorithm.n={"),

@@ -1,8 +1,7 @@
 import json
-import subprocess
-import sys
 
 import pytest
+from processes import completed
 from scripted_policy import ScriptedPolicy
 from tiny_chat_model import make_chat_model
 from tool_rows import tool_row
@@ -82,21 +81,13 @@ def test_samples_are_said_to_be_no_training_seeds(run, tmp_path, capsys):
     mean = sum(row["rewards"]["format"] for row in rows) / 32
     assert result(tmp_path / "out")["numbers"][1]["value"] == pytest.approx(mean)
     assert 0 < mean < 1
-
-
-def test_replay_reads_the_answers(run, tmp_path, capsys):
-    assert run(lambda m, seed: right(m, seed) if seed % 3 else "?", *SAMPLED) == 0
-    folder = tmp_path / "out"
-    rows = read_dump(folder / "rollouts" / "0.jsonl")
+    # and replay reads them
     rewards = reward_rows(rows, 0)
-    assert len(rewards) == 16 and rewards.extra_info(0).keys() == {"correctness", "format"}
+    assert len(rewards) == 32 and rewards.extra_info(0).keys() == {"correctness", "format"}
     assert rows[0]["output"] in (right(ROWS[0]["prompt"], 0), "?")
     assert rows[0]["gts"] == ROWS[0]["reward_model"]["ground_truth"]
-    assert replay.main([str(folder)]) == 0
-    assert "1 steps, 16 rollouts" in capsys.readouterr().out
-
-
-SAMPLED = ("--samples", "4", "--temperature", "1")
+    assert replay.main([str(tmp_path / "out")]) == 0
+    assert "1 steps, 32 rollouts" in capsys.readouterr().out
 
 
 def test_cut_answers_and_long_prompts_are_counted(run, tmp_path, capsys):
@@ -118,12 +109,8 @@ def test_two_results_side_by_side(run, tmp_path, capsys):
     line = next(line for line in shown.splitlines() if line.startswith("correctness"))
     assert line.split() == ["correctness", "-1.500", "3.000", "4.500", "1.500", "to", "6.000"]
     assert "WARNING" not in shown
-
-
-def test_a_comparison_says_what_else_differs(run, tmp_path, capsys):
-    run(right, out="a")
-    run(right, "--temperature", "0.5", out="b")
-    capsys.readouterr()
+    # and what else differs is said
+    run(right_in_oslo, "--temperature", "0.5", out="b")
     assert evaluate.main(["--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "WARNING: temperature is 0.0 in 1, 0.5 in 2" in capsys.readouterr().out
 
@@ -155,14 +142,11 @@ def test_a_real_model_is_evaluated_by_transformers(made, tmp_path, capsys):
     ("arguments", "said"),
     [
         ([], "expected RUN_OR_MODEL and --bench NAME"),
-        (["model"], "expected RUN_OR_MODEL and --bench NAME"),
         (["model", "--bench", "mmlu"], "invalid choice: 'mmlu'"),
         (["model", "--bench", "gsm8k", "--samples", "2"], "needs --temperature above 0"),
-        (["model", "--bench", "gsm8k", "--samples", "0"], "expected a whole number >= 1"),
         (["model", "--bench", "gsm8k", "--temperature", "nan"], "a number from 0 to 100"),
         (["model", "--bench", "gsm8k", "--max-tokens", "-1"], "expected a whole number >= 1"),
         (["--compare", "one"], "--compare takes two results or more"),
-        (["model", "--compare", "one", "two"], "--compare takes two results or more"),
     ],
 )
 def test_wrong_usage(arguments, said, capsys):
@@ -172,12 +156,6 @@ def test_wrong_usage(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_policy_that_is_not_there_is_one_line(tmp_path, capsys):
-    assert evaluate.main([str(tmp_path / "none"), "--bench", "gsm8k"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"verl-gdpo evaluate: {tmp_path / 'none'}: no such folder; expected")
-
-
 def test_the_help_loads_no_heavy_package():
     code = (
         "import sys\nfrom verl_gdpo.tools import evaluate\n"
@@ -185,6 +163,6 @@ def test_the_help_loads_no_heavy_package():
         "heavy = {'torch', 'transformers', 'verl', 'vllm', 'ray', 'pandas'} & {*sys.modules}\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = completed("-c", code)
     assert done.returncode == 0, done.stderr
     assert "  tool_rl     correctness, format" in done.stdout

@@ -1,12 +1,12 @@
 """`verl-gdpo fetch`, from a hub of a few small files on this machine."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from types import SimpleNamespace
 
 import huggingface_hub.constants
 import pytest
+from local_server import Files, serving
 from tiny_chat_model import make_chat_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -24,59 +24,41 @@ FILES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers as the hub does for one model."""
-
-    def do_HEAD(self):
-        self.answer(with_body=False)
+class Hub(Files):
+    """Answers as the hub does for one model, whose files lie in a folder."""
 
     def do_GET(self):
-        self.answer(with_body=True)
+        if "/resolve/" in self.path:
+            self.server.downloaded.append(self.path)
+        super().do_GET()
 
-    def answer(self, with_body):
-        name = self.path.split(f"/resolve/{COMMIT}/")[-1].split("?")[0]
-        if self.path.startswith("/api/models/org/mine/tree/"):
-            files = [{"type": "file", "oid": file, "path": file} for file in FILES]
-            body = json.dumps(
-                [{**file, "size": len(FILES[file["path"]])} for file in files]
-            ).encode()
-        elif self.path.startswith("/api/models/org/mine/"):
-            siblings = [{"rfilename": file} for file in FILES]
-            body = json.dumps({"id": "org/mine", "sha": COMMIT, "siblings": siblings}).encode()
-        elif self.path.startswith("/org/mine/") and name in FILES:
-            body = FILES[name]
-            if with_body:
-                self.server.downloaded.append(name)
-        else:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{name}"')
+    def end_headers(self):
+        self.send_header("ETag", f'"{self.path}"')
         self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+        super().end_headers()
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+    files = [{"type": "file", "oid": n, "path": n, "size": len(FILES[n])} for n in FILES]
+    siblings = [{"rfilename": name} for name in FILES]
+    about = {"id": "org/mine", "sha": COMMIT, "siblings": siblings}
+    answers = {f"org/mine/resolve/{COMMIT}/{name}": content for name, content in FILES.items()}
+    answers["api/models/org/mine/revision/main"] = json.dumps(about).encode()
+    answers[f"api/models/org/mine/tree/{COMMIT}"] = json.dumps(files).encode()
+    for path, content in answers.items():
+        (tmp_path / "hub" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hub" / path).write_bytes(content)
+    with serving(partial(Hub, directory=tmp_path / "hub")) as server:
         server.downloaded = []
-        # seconds to shut down
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
-        template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        for name, value in {
+            "ENDPOINT": server.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_XET": True,
+        }.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
         yield server
-        server.shutdown()
 
 
 def fetch(model):

@@ -1,12 +1,11 @@
 """What is found of a machine's GPUs, and which keys they get."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 from composed_recipes import RECIPES, composed
 from executable import program
+from processes import completed
 from repository import REPO
 
 from verl_gdpo.tools.check import gpus, machine
@@ -46,7 +45,6 @@ def made(*memory):
         ("coding", [H200], "1gpu", Keys(9216, 0.31)),
         ("coding", [H20] * 2, "8gpu trainer.n_gpus_per_node=2", Keys(adam_on_cpu=True)),
         ("coding", [B200] * 8, "8gpu", Keys()),
-        ("coding", [16_384] * 8, "8gpu", Keys(15_360, 0.79, adam_on_cpu=True)),
     ],
 )
 def test_the_overrides_of_a_machine(task, memory, hardware, keys):
@@ -134,12 +132,7 @@ def test_no_nvidia_smi_or_a_broken_one(nvidia_smi, monkeypatch):
 
 def test_alone_before_anything_is_installed(nvidia_smi):
     nvidia_smi(*made(A100))
-    done = subprocess.run(
-        [sys.executable, "-I", str(REPO / "verl_gdpo/tools/check/gpus.py"), "gsm8k", ""],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = completed("-I", REPO / "verl_gdpo/tools/check/gpus.py", "gsm8k", "")
     assert done.returncode == 0 and done.stdout.startswith(f"hardware=1gpu {TOKENS}=24576 ")
 
 

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from run_folder_writer import make_run
 from scipy import stats
 
-from verl_gdpo.run.folder import ends
 from verl_gdpo.tools.report.intervals import (
     CONFIDENCE,
     differences_of_arms,
@@ -33,25 +32,6 @@ def test_runs_that_differ_in_more_than_seeds_are_not_pooled(tmp_path):
 
 def curve(*values, key="gdpo/format/mean"):
     return {step: {key: value} for step, value in enumerate(values, start=1)}
-
-
-def test_the_ends_are_what_they_say():
-    key = "val-aux/made/format/mean@1"
-    metrics = {0: {key: 0.1}, **curve(0.5, 0.6, 0.7)}
-    metrics[4] = {"gdpo/correctness/mean": 2.0, key: 0.9}
-    assert {name: str(end) for name, end in ends(metrics)["format"].items()} == {
-        "first step": "0.500",
-        "last step": "0.700 (step 3)",  # the run went on to step 4 without this reward
-        "validation before": "0.100",
-        "after": "0.900",
-    }
-    assert {name: str(end) for name, end in ends(metrics)["correctness"].items()} == {
-        "first step": "2.000 (step 4)",
-        "last step": "2.000",
-    }
-    del metrics[0]
-    assert "validation before" not in ends(metrics)["format"]
-    assert "after" not in ends({0: {key: 0.1}})["format"]
 
 
 def arm_of(name, values_of_runs, **settings):
@@ -161,32 +141,22 @@ def simulated_claims(rewards, shift=0.0, correlation=0.0, is_paired=True):
     return np.mean(claims, axis=0)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "correlation", "is_paired"),
-    [
-        *((1, 0.0, True), (1, 0.0, False)),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (2, 0.0, True),
-                (2, 0.5, True),
-                (2, 0.9, True),
-                (6, 0.0, True),
-                (2, 0.5, False),
-            )
-        ),
-    ],
-)
+def slow(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+PAIRED = slow((2, 0.0, True), (2, 0.5, True), (2, 0.9, True), (6, 0.0, True))
+CASES = [(1, 0.0, True), (1, 0.0, False), *PAIRED, *slow((2, 0.5, False))]
+
+
+@pytest.mark.parametrize(("rewards", "correlation", "is_paired"), CASES)
 def test_identical_arms_are_seldom_told_apart(rewards, correlation, is_paired):
     assert simulated_claims(rewards, 0.0, correlation, is_paired)[1] <= 0.10
 
 
 @pytest.mark.parametrize(
     ("rewards", "correlation", "fewest"),
-    [
-        *((1, 0.0, 0.90), (2, 0.9, 0.86)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 0.0, 0.82), (3, 0.9, 0.82))),
-    ],
+    [(1, 0.0, 0.90), (2, 0.9, 0.86), *slow((2, 0.0, 0.82), (3, 0.9, 0.82))],
 )
 def test_a_difference_of_two_standard_deviations_is_found(rewards, correlation, fewest):
     assert simulated_claims(rewards, 2.0, correlation)[0] >= fewest

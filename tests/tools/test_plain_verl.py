@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import plain_verl_archive
 import pytest
+from processes import completed
 from run_folder_writer import make_run, rollout_dump
 
 from verl_gdpo.run.dump_reader import DUMPS_READ, Scorer, dump_files, read_dump
@@ -60,22 +59,6 @@ def test_replay_of_a_plain_run(plain, capsys):
     assert "--scorer gives the dumped score in 384 of 384 rollouts." in out
 
 
-def test_weights_of_the_new_rewards(plain):
-    files = [plain / plain_verl_archive.DUMPS / "1.jsonl"]
-    scorer = Scorer.of(plain_verl_archive.SCORER)
-    own = Arm("run", {"adv_estimator": "grpo"}, {})
-    rows = [row for row in read_dump(files[0], scorer) if not row["is_padding"]]
-    kinds = {(row["group"], row["rewards"]["correct"]) for row in rows}
-    numbers = []
-    for overrides in ([], ["++algorithm.gdpo.rewards={layout: 0, correct: 1.0}"]):
-        arms = replay.choose(own, ["gdpo"], overrides)
-        [step] = Replay(own, arms, scorer=scorer).read(files).steps
-        made = zip(rows, step.columns["gdpo"].A_B.tolist(), strict=True)
-        numbers.append(len({(row["group"], round(advantage, 9)) for row, advantage in made}))
-    # without the layout, rollouts of one group with one correctness have one advantage
-    assert numbers[0] > numbers[1] == len(kinds)
-
-
 def other_score(data_source, solution_str, ground_truth, extra_info):
     return {"score": 9.0, "layout": 1.0 * len(solution_str), "note": "text"}
 
@@ -117,7 +100,6 @@ def test_another_scorer_is_compared_and_said(plain, capsys):
         ("my_rewards:compute_score", [], "cannot be imported.*expected FILE.py:FUNCTION"),
         (f"{__name__}:needs_a_length", [], "line 1: .*raised KeyError: 'response_tokens'. A dump"),
         (f"{__name__}:needs_a_source", [], r"raised KeyError: None.*data_source=None \(--data"),
-        (f"{__name__}:needs_a_source", ["--data-source", "mat"], "KeyError: 'mat'"),
         (f"{__name__}:returns_nothing", [], "returned None; expected a number or"),
         ("math_length", [], "TypeError: math_length response_tokens: .* cannot have more"),
         (plain_verl_archive.SCORER, ["--arm", "gdpo_token"], "gdpo_token normalises over tokens"),
@@ -195,20 +177,8 @@ def test_a_report_without_a_scorer_says_how_to_have_examples(plain):
 def test_a_configuration_for_each_run(plain):
     with pytest.raises(ValueError, match="--config: expected once for each of 2 runs"):
         read_arms([plain_verl_archive.METRICS, plain_verl_archive.TENSORBOARD], [plain])
-    with pytest.raises(ValueError, match=r"my_rewards.py: .*expected '?<document start>"):
-        read_arms([plain_verl_archive.METRICS], [plain / "my_rewards.py"])
     with pytest.raises(ValueError, match=r"no `algorithm` block; expected .hydra"):
         read_arms([plain_verl_archive.METRICS], [plain / "plain"])
-
-
-def test_runs_of_one_name_are_no_seeds_of_each_other(plain, tmp_path_factory):
-    """Nothing says that they are, without their configurations."""
-    other = plain_verl_archive.unpack(tmp_path_factory.mktemp("other")) / plain_verl_archive.METRICS
-    arms = read_arms([plain_verl_archive.METRICS, other])
-    assert [arm.name for arm in arms] == ["grpo_baseline 1", "grpo_baseline 2"]
-    config = next(plain.glob("outputs/*/*"))
-    [arm] = read_arms([plain_verl_archive.METRICS, other], [config, config])
-    assert (arm.name, len(arm.runs)) == ("grpo", 2)
 
 
 def test_seeds_of_plain_runs_pool(tmp_path, capsys, monkeypatch):
@@ -235,10 +205,9 @@ def test_seeds_of_plain_runs_pool(tmp_path, capsys, monkeypatch):
     text = Path("report/index.html").read_text()
     assert "<h1>mine, other</h1>" in text
     assert '<td class="word">mine</td>\n<td>2</td>' in text  # two runs of this arm
-    for wrong in ("mine", "mine=", "=0.jsonl"):
-        with pytest.raises(SystemExit):
-            report.main(["--arm", wrong])
-        assert "expected NAME=RUN,RUN" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        report.main(["--arm", "mine="])
+    assert "expected NAME=RUN,RUN" in capsys.readouterr().err
 
 
 def test_what_a_configuration_lacks(plain):
@@ -249,13 +218,6 @@ def test_what_a_configuration_lacks(plain):
         arm.runs[0].dumps()
     with pytest.raises(ValueError, match="plain: no rollout dump"):
         read_arms([plain_verl_archive.METRICS], (), [plain / "plain"])
-
-
-def test_the_summary_of_a_plain_run(plain, capsys):
-    assert summary.main([plain_verl_archive.METRICS]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^score +0\.792 +2\.158 +0\.000 +1\.867$", out, re.M)
-    assert f"curves         verl-gdpo report {plain_verl_archive.METRICS}\n" in out
 
 
 def test_the_summary_for_a_script(plain, capsys):
@@ -278,16 +240,6 @@ def test_the_summary_for_a_script(plain, capsys):
         keys = ("topic", "first", "last", "is_over")
         assert [tuple(each[key] for key in keys) for each in record["findings"]] == expected
     assert summary.main(["nowhere", "--json"]) == 1
-
-
-def test_a_summary_of_nothing(plain, capsys):
-    assert summary.main([str(plain)]) == 1
-    assert "no metrics in it" in capsys.readouterr().err
-    (plain / "own" / "rollouts").mkdir(parents=True)  # trainer.logger had no file
-    assert summary.main([str(plain / "own")]) == 0
-    printed = capsys.readouterr()
-    assert "own: no metrics in it" in printed.err
-    assert re.search(r"^rollouts +.*own/rollouts$", printed.out, re.M)
 
 
 WITHOUT = """
@@ -318,9 +270,7 @@ def test_what_is_not_installed_is_asked_for_in_a_line(plain, missing, command, m
         plain_verl_archive.TENSORBOARD if missing == "tensorboard" else plain_verl_archive.METRICS
     )
     program = WITHOUT.format(missing=[missing])
-    done = subprocess.run(
-        [sys.executable, "-c", program, command, source], capture_output=True, text=True
-    )
+    done = completed("-c", program, command, source)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert message in done.stderr
 

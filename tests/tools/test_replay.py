@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -79,15 +78,10 @@ def test_each_batch_of_a_step_has_a_batch_norm_of_its_own(tmp_path):
     assert replayed(write(tmp_path / "one", {1: rows}), GDPO).worst.difference > 0.01
 
 
-def two_groups(lengths=(3, 3, 3, 3)):
+def two_groups():
     """The README's batch: rewards (0,0) (0,1) and (0,0) (1,1)."""
-    values = {"p_0_0": (0, 0), "p_1_0": (0, 1), "q_0_0": (0, 0), "q_1_0": (1, 1)}
-    return [
-        rollout(uid, a, tokens, x=x, y=y)
-        for (uid, (x, y)), tokens, a in zip(
-            values.items(), lengths, (-0.54768, 0.54768, -1.09536, 1.09536), strict=True
-        )
-    ]
+    made = zip(VALUES.items(), (-0.54768, 0.54768, -1.09536, 1.09536), strict=True)
+    return [rollout(uid, a, x=x, y=y) for (uid, (x, y)), a in made]
 
 
 def test_the_readmes_batch(tmp_path):
@@ -118,10 +112,7 @@ def test_ties_signs_and_silent_groups(tmp_path):
     logged, grpo, minus = step.columns.values()
     # different rewards: the pairs a and b; GRPO ties a
     assert (logged.ties, grpo.ties, minus.ties) == (0, 0.5, 0)
-    assert (logged.silent_groups, grpo.silent_groups) == (
-        pytest.approx(1 / 3),
-        pytest.approx(2 / 3),
-    )
+    assert (logged.silent_groups, grpo.silent_groups) == pytest.approx((1 / 3, 2 / 3))
     assert logged.correlation(minus) == pytest.approx(-1)
 
 
@@ -216,25 +207,16 @@ def test_schedules_and_conditions_hold_at_each_step(tmp_path):
 
 def test_bounds_that_the_runs_scorer_declares(tmp_path):
     # format is in [0, 1]: half reached, so sqrt .5; correctness in [-3, 3]: also half
-    values = [(0, -3), (0, 3), (1, 3), (1, -3)]
-    rows = [
-        rollout(f"p_{i}_0", source="rlla", format=f, correctness=c)
-        for i, (f, c) in enumerate(values)
-    ]
-    gdpo = {**GDPO, "gdpo": {"combine": "sa_mrpo", "batch_norm": "none", "eps": 0.0}}
-    path = write(tmp_path / "run", {1: rows}, gdpo) / "hydra" / ".hydra" / "config.yaml"
-    reward = {
-        "reward_manager": {"source": "register", "name": "gdpo"},
-        "custom_reward_function": {"path": None},
-    }
-    path.write_text(yaml.safe_dump({"algorithm": gdpo, "reward": reward}))
-    own = read_run(path, ["rlla"])
-    replay = Replay(own, [replace(own, name="other")]).read(dump_files(tmp_path / "run")[0])
+    values = {"p_0_0": (0, -3), "p_1_0": (0, 3), "p_2_0": (1, 3), "p_3_0": (1, -3)}
+    gdpo = {"combine": "sa_mrpo", "batch_norm": "none", "eps": 0.0}
+    folder = of_tool_rl(tmp_path, gdpo, values)
+    own = read_run(config_of_run(folder), ["rlla"])
+    replay = Replay(own, [replace(own, name="other")]).read(dump_files(folder)[0])
     # each z is -+ .8660 (two of four), and S their sum times sqrt .5
     S = 2 * 0.75**0.5 * 0.5**0.5
     assert advantages(replay, "other") == pytest.approx([-S, 0, S, 0])
     with pytest.raises(ValueError, match="combine=sa_mrpo needs the bounds of reward"):
-        replayed(tmp_path / "run", gdpo)
+        replayed(folder, {**GDPO, "gdpo": gdpo})
 
 
 def test_missing_rewards_and_sources(tmp_path):
@@ -268,28 +250,12 @@ def test_padding_and_sessions_of_several_rows(tmp_path):
         assert advantages(replay, "other0")[2] == 0
 
 
-def test_the_groups_that_differ_most_are_kept(tmp_path):
-    def group(name, rewards):
-        return [rollout(f"{name}_{i}_0", x=x, y=y) for i, (x, y) in enumerate(rewards)]
-
-    cancels = [(1, 0), (0, 5)]  # GDPO gives 0, GRPO -+ .7071
-    agrees = [(0, 0), (1, 1)]
-    rows = [*group("a", agrees), *group("b", cancels), *group("c", cancels[::-1])]
-    expected = oracle.gdpo([[*row["rewards"].values()] for row in rows], list("aabbcc"))
-    for row, a in zip(rows, expected, strict=True):
-        row["advantage"] = a
-    replay = replayed(write(tmp_path, {1: rows, 2: rows[:4]}), GDPO, GRPO, top=2)
-    kept = replay.most_different["other0"]
-    assert [sorted(row["uid"] for row in group.rows) for group in kept] == [
-        *(["b_0_0", "b_1_0"], ["b_0_0", "b_1_0"])  # of both steps
-    ]
-
-
 def test_silent_groups_bring_no_group_further_apart(tmp_path):
     """In units of a std that counts them, the same groups would differ twice as much there."""
     silent = [rollout(f"s{g}_{i}_0", x=1, y=1) for g in range(6) for i in range(2)]
     rows = [*two_groups(), *silent]
-    for row, a in zip(rows, oracle.gdpo(*rewards_and_groups(rows)), strict=True):
+    rewards = [[*row["rewards"].values()] for row in rows]
+    for row, a in zip(rows, oracle.gdpo(rewards, [row["group"] for row in rows]), strict=True):
         row["advantage"] = a
     replay = replayed(write(tmp_path, {1: two_groups(), 2: rows}), GDPO, GRPO)
     few, many = (
@@ -297,10 +263,6 @@ def test_silent_groups_bring_no_group_further_apart(tmp_path):
     )
     assert few == pytest.approx([0.3675, 0.3675, 0.2649, 0.2649], abs=1e-3)
     assert many == pytest.approx(few, abs=1e-3)
-
-
-def rewards_and_groups(rows):
-    return [[*row["rewards"].values()] for row in rows], [row["group"] for row in rows]
 
 
 def test_a_later_step_may_differ_more(tmp_path):
@@ -317,22 +279,9 @@ def test_a_later_step_may_differ_more(tmp_path):
     ("algorithm", "overrides", "expected"),
     [
         (GDPO, ["++algorithm.gdpo.batch_norm=token"], {"gdpo": {"batch_norm": "token"}}),
-        (GDPO, ["+algorithm.gdpo.eps=1e-6"], {"gdpo": {"eps": 1e-6}}),
-        (
-            {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": 2.0}}},
-            ["algorithm.gdpo.rewards.y.weight={0: 1, 9: 0.5}"],
-            "use ++algorithm.gdpo.rewards.y.weight",
-        ),
-        (
-            {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": 2.0}}},
-            ["++algorithm.gdpo.rewards={y: {weight: {0: 1, 9: 0.5}}, x: 1.0}"],
-            {"gdpo": {"rewards": {"x": 1.0, "y": {"weight": {0: 1, 9: 0.5}}}}},
-        ),
         ({**GDPO, "gdpo": {"rewards": {"x": 1.0}}}, ["~algorithm.gdpo.rewards"], {"gdpo": {}}),
         (GDPO, ["algorithm.adv_estimator=grpo"], {"adv_estimator": "grpo"}),
         (GDPO, ["algorithm.gdpo.batch_norm=token"], "use ++algorithm.gdpo.batch_norm=token"),
-        (GDPO, ["+algorithm.adv_estimator=grpo"], "An item is already at"),
-        (GDPO, ["++algorithm.gdpo.rewards.y=0.2"], {"gdpo": {"rewards": {"y": 0.2}}}),
     ],
 )
 def test_overrides_mean_what_they_mean_in_training(algorithm, overrides, expected):
@@ -344,11 +293,13 @@ def test_overrides_mean_what_they_mean_in_training(algorithm, overrides, expecte
         assert own.changed("changed", overrides).algorithm == {**GDPO, **expected}
 
 
-def of_tool_rl(folder, rewards, **algorithm):
-    """A run of a task of ours whose configuration names these rewards."""
-    values = {"p_0_0": (0, 0), "p_1_0": (0, 1), "q_0_0": (0, 0), "q_1_0": (1, 1)}
+VALUES = {"p_0_0": (0, 0), "p_1_0": (0, 1), "q_0_0": (0, 0), "q_1_0": (1, 1)}
+
+
+def of_tool_rl(folder, gdpo, values=VALUES, **algorithm):
+    """A run of a task of ours with the configuration `gdpo`, and these rewards in its dump."""
     rows = [rollout(u, source="rlla", format=f, correctness=c) for u, (f, c) in values.items()]
-    algorithm = {**GDPO, "gdpo": {"rewards": rewards}, **algorithm}
+    algorithm = {**GDPO, "gdpo": gdpo, **algorithm}
     path = write(folder, {1: rows}, algorithm) / "hydra" / ".hydra" / "config.yaml"
     model = {"enable": False, "enable_resource_pool": False}
     reward = {
@@ -361,29 +312,22 @@ def of_tool_rl(folder, rewards, **algorithm):
 
 
 def test_a_partial_mapping_is_refused_as_in_training(tmp_path, capsys):
-    folder = str(of_tool_rl(tmp_path, None))
+    folder = str(of_tool_rl(tmp_path, {"rewards": None}))
     assert main([folder, "++algorithm.gdpo.rewards.format=0.5"]) == 1
     said = capsys.readouterr().err
     assert "names ['format'], and says nothing of ['correctness']" in said
     (line,) = re.findall(r"'(\+\+algorithm.*?)'", said)
     assert line == "++algorithm.gdpo.rewards={format: 0.5, correctness: 1.0}"
     assert main([folder, line, "--arm", "gdpo"]) == 1  # the logged advantages are 0
-    out = capsys.readouterr().out
-    printed = "'++algorithm.gdpo.rewards={format: 0.5, correctness: 1.0}'"
-    assert printed in out
-    # what is printed is an override
-    assert main([folder, *shlex.split(printed), "--arm", "gdpo"]) == 1
-    assert printed in capsys.readouterr().out
+    assert f"'{line}'" in capsys.readouterr().out  # what is printed is an override
 
 
 def test_rewards_have_the_names_that_they_have_in_training(tmp_path, capsys):
     """verl's names for them, and None where only other data sources have one."""
-    folder = of_tool_rl(tmp_path, None)
+    folder = of_tool_rl(tmp_path, {"rewards": None})
     said = "++algorithm.gdpo.rewards={accuracy_reward: 2, format_reward: 1}"
     ours = "++algorithm.gdpo.rewards={correctness: 2, format: 1}"
-    tables = []
-    for override in (said, ours):
-        tables.append(changed_advantages(folder, override))
+    tables = [changed_advantages(folder, override) for override in (said, ours)]
     assert tables[0] == tables[1] and any(tables[0])
     # rows of another task, which have no `correctness` in the dump of a run that names no rewards
     dump = folder / "rollouts" / "1.jsonl"
@@ -411,7 +355,7 @@ def custom_config(folder):
 
 
 def test_an_old_run_with_a_partial_mapping_is_read_as_it_was_trained(tmp_path, capsys):
-    folder = str(of_tool_rl(tmp_path, {"format": 1.0}))
+    folder = str(of_tool_rl(tmp_path, {"rewards": {"format": 1.0}}))
     for arguments in ([], ["--arm", "gdpo_token"], ["++algorithm.gdpo.batch_norm=none"]):
         assert main([folder, *arguments]) == 1
         assert "++algorithm.gdpo.rewards={format: 1.0}" in capsys.readouterr().out
@@ -420,7 +364,7 @@ def test_an_old_run_with_a_partial_mapping_is_read_as_it_was_trained(tmp_path, c
 
 
 def test_replay_refuses_what_training_refuses(tmp_path, capsys):
-    folder = of_tool_rl(tmp_path, None, filter_groups={"enable": True})
+    folder = of_tool_rl(tmp_path, {"rewards": None}, filter_groups={"enable": True})
     falls = "++algorithm.gdpo.rewards={format: {weight: {0: 1, 9: 0}}, correctness: 0}"
     assert main([str(folder), falls]) == 1
     assert "all weights are 0 at step 9" in capsys.readouterr().err
@@ -430,20 +374,13 @@ def test_replay_refuses_what_training_refuses(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--arm", "grop"], "unknown; did you mean 'grpo'"),
-        (
-            ["++algorithm.gdpo.batchnorm=none"],
-            "gdpo does not read it; did you mean 'algorithm.gdpo.batch_norm'",
-        ),
+        (["++algorithm.gdpo.batchnorm=none"], "did you mean 'algorithm.gdpo.batch_norm'"),
         (["++algorithm.gamma=0.5"], "algorithm.gamma=0.5: gdpo does not read it"),
-        (["++trainer.seed=1"], "trainer.seed=1: gdpo does not read it"),
-        (["++algorithm.gdpo.eps=1,2"], "expected one value"),
-        (["algorithm.gdpo.rewards={"], "algorithm.gdpo.rewards={"),
         (["++algorithm.gdpo.rewards.z=1"], "1.jsonl: p_0_0: reward 'z' is configured, but"),
         (["algorithm.adv_estimator=rloo"], "adv_estimator=rloo: replay only computes gdpo"),
         (["algorithm.adv_estimator=GRPO"], "gdpo and grpo"),
         (["--arm", "grpo", "++algorithm.gdpo.batch_norm=none"], "verl's grpo does not read it"),
         (["--steps", "7:"], "--steps: no dump of these in"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
 def test_what_cannot_be_replayed_is_said_in_one_line(tmp_path, capsys, arguments, message):
@@ -468,11 +405,6 @@ def test_steps_that_are_no_numbers(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), "--steps", "first"])
     assert "argument --steps" in capsys.readouterr().err
-
-
-def test_a_folder_without_dumps(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 1
-    assert "no rollout dump" in capsys.readouterr().err
 
 
 def test_a_step_that_verl_is_writing_is_left_out(tmp_path, capsys):
@@ -553,7 +485,6 @@ def test_a_configuration_elsewhere(tmp_path, capsys):
     assert "run: ++algorithm.adv_estimator=grpo" in capsys.readouterr().out
     for text, message in (
         ("- 1", "no `algorithm` block; expected .hydra"),
-        ("data: {}", "no `algorithm` block"),
         ("algorithm: 1", "no `algorithm` block"),
         ("a: [", "config.yaml: "),
     ):

@@ -4,11 +4,10 @@ import functools
 import json
 import re
 import subprocess
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 
 import pytest
+from local_server import Files, serving
 from of_machine import browser
 from run_folder_writer import make_run, write_metrics
 
@@ -100,7 +99,7 @@ def report(tmp_path_factory):
     return folder / "out"
 
 
-class Handler(SimpleHTTPRequestHandler):
+class Handler(Files):
     """Serves the page, and keeps what the script around it sends."""
 
     answers: Queue[bytes] = Queue()
@@ -110,19 +109,15 @@ class Handler(SimpleHTTPRequestHandler):
         self.send_response(204)
         self.end_headers()
 
-    def log_message(self, *_):
-        pass
-
 
 def test_the_page_in_a_browser(report, tmp_path):
     handler = functools.partial(Handler, directory=report)
     log = tmp_path / "log"
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, log.open("w") as stderr:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(handler) as server, log.open("w") as stderr:
         command = [
             *(browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
             *("--enable-logging=stderr", "--no-proxy-server", f"--user-data-dir={tmp_path}"),
-            *("--remote-debugging-port=0", f"http://127.0.0.1:{server.server_port}/around.html"),
+            *("--remote-debugging-port=0", f"{server.url}/around.html"),
         ]
         started = subprocess.Popen(command, stderr=stderr)
         try:
@@ -130,7 +125,6 @@ def test_the_page_in_a_browser(report, tmp_path):
         finally:
             started.terminate()
             started.wait(timeout=60)
-            server.shutdown()
     assert "CONSOLE" not in log.read_text(), log.read_text()
     assert sorted(int(frame["asked"]) for frame in frames) == sorted(WIDTHS)
     for frame in frames:

@@ -17,11 +17,7 @@ N = "actor_rollout_ref.rollout.n"
 def recorded(folder, changes=()):
     """A run with a manifest; with `changes`, of its second start too."""
     make_run(folder, steps=4, configuration=False)
-    configuration = {
-        "arm": "gdpo",
-        "actor_rollout_ref": {"rollout": {"n": 4}},
-        "algorithm": {"adv_estimator": "gdpo"},
-    }
+    configuration = {"arm": "gdpo", "algorithm": {"adv_estimator": "gdpo"}}
     metrics = str(folder / "metrics" / "1.jsonl")
     one = StartManifest("2026-01-02T03:04:05+00:00", metrics=metrics, configuration=configuration)
     write(folder, one, yaml.safe_dump(configuration))

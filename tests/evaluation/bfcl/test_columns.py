@@ -10,14 +10,9 @@ from verl_gdpo.evaluation.bfcl import BENCHMARK, CATEGORIES, GROUPS, package
 
 # a share of right answers for each category, with the number of questions of the package
 SHARES = {category: (10 * k, 100) for k, category in enumerate(GROUPS["non_live"])}
-SHARES |= {
-    **{"live_simple": (100, 258), "live_multiple": (500, 1053), "live_parallel": (4, 16)},
-    **{
-        "live_parallel_multiple": (6, 24),
-        "live_irrelevance": (441, 882),
-        "live_relevance": (9, 18),
-    },
-}
+SHARES |= {"live_simple": (100, 258), "live_multiple": (500, 1053), "live_parallel": (4, 16)}
+SHARES |= {"live_parallel_multiple": (6, 24), "live_irrelevance": (441, 882)}
+SHARES |= {"live_relevance": (9, 18)}
 SHARES |= {category: (20 * k, 200) for k, category in enumerate(GROUPS["multi_turn"], 1)}
 
 

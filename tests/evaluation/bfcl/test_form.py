@@ -32,11 +32,9 @@ def block(*lines):
         (block(F) + block(G), "g"),  # the last block
         (f"<tool_call>{F}", "f"),  # never closed
         (block(F, "junk", "[1]", "null", "5", '{"parameters": {}}', G), "fg"),
-        (block(F, '{"name": 3, "parameters": {}}'), "f"),
         (block('{"name": " NONE ", "parameters": 3}', F), "f"),
         (block(F, '{"name": "g", "parameters": [1]}'), ""),  # undoes all
         (f"[{F}]", ""),
-        (F, ""),
         (f"{F}</tool_call>", ""),
         (block(f"{F} {G}"), ""),  # two in one line
         (block(json.dumps(json.loads(F), indent=1)), ""),  # one in several lines
