@@ -89,6 +89,30 @@ def test_count_of_distinct_advantage_groups(n, G, gdpo):
         assert distinct_advantage_groups(n, G, **GRPO) == grpo
 
 
+@pytest.mark.parametrize(("ones", "high", "low"), [(1, 1.5, -0.5), (2, 0.8660, -0.8660)])
+def test_binary_group_of_four(ones, high, low):
+    # s = sqrt(k (G - k) / (G (G - 1))): sqrt(3/12) = .5 for k = 1, sqrt(4/12) for k = 2
+    rewards = [[1]] * ones + [[0]] * (4 - ones)
+    z = per_sample(rewards, [0] * 4, eps=0, batch_norm="none")
+    assert z == pytest.approx([high] * ones + [low] * (4 - ones), abs=5e-5)
+
+
+def test_token_and_sample_batch_norm():
+    # S = -.7071, .7071, 0, 0 with 10, 30, 20, 20 tokens
+    rewards, groups, lengths = [[0], [1], [5], [5]], [0, 0, 1, 1], [10, 30, 20, 20]
+
+    def first_token(batch_norm):
+        advantages = compute_gdpo_advantage(
+            rewards, groups, mask_of(lengths), batch_norm=batch_norm, eps=0
+        )
+        return advantages[:, 0].tolist()
+
+    # tokens: mean = .7071 * 20/80 = .1768, variance = (.5 * 40 - 80 * .1768^2) / 79
+    assert first_token("token") == pytest.approx([-1.878, 1.1268, -0.3756, -0.3756], abs=5e-4)
+    # samples: mean 0, std = sqrt(1 / 3)
+    assert first_token("sample") == pytest.approx([-1.2247, 1.2247, 0, 0], abs=5e-5)
+
+
 # --- the naive loop as oracle --------------------------------------------------------------------
 
 REWARD = st.one_of(
@@ -134,6 +158,52 @@ def test_a_constant_reward_contributes_exactly_zero(constant, dtype, eps):
     result = scalars(both, [0] * 5, eps=eps)
     assert result.z_BK[:, 1].tolist() == [0.0] * 5
     assert result.A_B.tolist() == scalars(varied, [0] * 5, eps=eps).A_B.tolist()
+
+
+def test_three_rewards_do_not_cancel_though_their_sums_tie():
+    rewards = [[0, 0, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    S = per_sample(rewards, [0] * 4, batch_norm="none", eps=0)
+    # z(1), z(0): .8660, -.8660 at two ones of four; 1.5, -.5 at one
+    low, high = 0.8660254 - 0.5 - 0.5, 1.5 - 0.8660254 - 0.5
+    assert pytest.approx([low, low, high, high], abs=1e-6) == S
+    assert (low, high) == pytest.approx((-0.13397, 0.13397), abs=5e-6)
+    assert per_sample(rewards, [0] * 4, **GRPO) == [0.0] * 4
+
+
+def test_singleton_is_zero_and_counts_in_the_batch():
+    alone = per_sample([[0], [1]], [0, 0], eps=0)
+    beside = per_sample([[0], [1], [9]], [0, 0, 1], eps=0)
+    assert alone == pytest.approx([-0.7071, 0.7071], abs=5e-5)
+    # S = -.7071, .7071, 0: std = sqrt(1 / 2)
+    assert beside == pytest.approx([-1, 1, 0], abs=1e-6)
+
+
+def test_missing_values_leave_the_group_statistics():
+    rewards = [[0.0, 5.0], [1.0, 7.0], [3.0, 99.0], [0.0, -99.0]]
+    present = [[True, True], [True, True], [True, False], [True, False]]
+    z = scalars(rewards, [0] * 4, present_BK=present, eps=0).z_BK
+    assert z[:, 1].tolist() == pytest.approx([-0.70711, 0.70711, 0, 0], abs=1e-5)
+    # fewer than two present values say nothing
+    present[1][1] = False
+    assert scalars(rewards, [0] * 4, present_BK=present).z_BK[:, 1].tolist() == [0.0] * 4
+
+
+def test_samples_without_any_reward_leave_the_batch_step():
+    """24 pairs with the rewards 0 and 1, and 26 pairs of which nobody has a reward: 52 of 100.
+
+    S is -+h with h = sqrt(1/2) in the 48 samples that have one, and its squares add up to 24. So
+    the std is sqrt(24 / 47), and A is -+h sqrt(47 / 24) = -+0.98953. With the 52 others as S = 0
+    the std was sqrt(24 / 99), and A was 1.45 times as large: -+1.43614.
+    """
+    rewards, groups = [[0.0], [1.0]] * 50, [i // 2 for i in range(100)]
+    present = [[i < 48] for i in range(100)]
+    A = scalars(rewards, groups, present_BK=present, eps=0).A_B
+    assert A.tolist() == pytest.approx([-0.98953, 0.98953] * 24 + [0] * 52, abs=1e-5)
+    # the only sample of a group that has a reward has S = 0 too, and counts: h sqrt(48 / 24)
+    present[99] = [True]
+    A = scalars(rewards, groups, present_BK=present, eps=0).A_B
+    assert A[1].item() == pytest.approx(1)
+    assert A[48:].tolist() == [0] * 52
 
 
 @pytest.mark.parametrize("batch_norm", ["sample", "none"])
@@ -502,3 +572,16 @@ def test_inference_tensors_are_taken():
     ratio = torch.ones_like(advantages, requires_grad=True)
     (ratio * advantages).sum().backward()
     assert torch.equal(ratio.grad, advantages)
+
+
+def test_sources_with_other_scales_under_one_name_count_alike():
+    """As gsm8k's correctness, 0 or 1, beside ToolRL's, -3 or 3, and a format in both."""
+    right, form = np.array([0.0, 1, 1, 0]), np.array([1.0, 1, 0, 0])
+    rewards = np.stack([np.concatenate([right, 6 * right - 3]), np.tile(form, 2)], axis=1)
+    groups = ["gsm8k"] * 4 + ["rlla"] * 4
+    gdpo = per_sample(rewards, groups)
+    np.testing.assert_allclose(gdpo[:4], gdpo[4:], atol=1e-3)
+    # one number for both sources: where the scale is small, correctness counts a sixth
+    grpo = per_sample(rewards / [[6.0, 1.0]], groups, **GRPO)
+    assert grpo[2] < 0 < grpo[0]  # a right answer without the format is pushed down
+    assert grpo[6] == pytest.approx(grpo[4], abs=1e-3)

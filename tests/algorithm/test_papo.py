@@ -61,3 +61,14 @@ def papo(batch):
 @given(batches)
 def test_outcome_over_the_group_plus_process_over_its_right_answers(batch):
     assert with_settings(batch) == pytest.approx(papo(batch), abs=1e-9)
+
+
+def test_by_hand():
+    # a: outcome (1, 1, 0, 0) has mean 1/2 and std .57735, so +-.8660; process of the two right
+    #    answers (1, 0) is +-.7071; the process of the wrong answers counts nowhere
+    # b: all are right, so outcome is 0 and process (0, 1) is +-.7071
+    # c: one right answer has nothing to compare its process with; outcome (1, 0) is +-.7071
+    batch = [[(1, 1.0), (1, 0.0), (0, 1.0), (0, 0.0)], [(1, 0.0), (1, 1.0)], [(1, 0.5), (0, 1.0)]]
+    a, b, c = [1.5731, 0.1589, -0.8660, -0.8660], [-0.7071, 0.7071], [0.7071, -0.7071]
+    assert with_settings(batch) == pytest.approx(a + b + c, abs=1e-4)
+    assert papo(batch) == pytest.approx(a + b + c, abs=1e-4)
