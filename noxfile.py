@@ -480,12 +480,7 @@ SITE = {
     },
     "markdown_extensions": [
         *("attr_list", "md_in_html", "tables", "pymdownx.highlight", "pymdownx.superfences"),
-        {
-            "toc": {
-                "permalink": True,
-                "slugify": {"object": "pymdownx.slugs.slugify", "kwds": {"case": "lower"}},
-            }
-        },
+        {"toc": {"slugify": {"object": "pymdownx.slugs.slugify", "kwds": {"case": "lower"}}}},
     ],
 }
 
@@ -514,7 +509,7 @@ def site(session: nox.Session) -> Counts:
         for name, links in sections
     ]
     config = folder / "mkdocs.yml"
-    config.write_text(json.dumps({**SITE, "nav": [{"verl-gdpo": "README.md"}, *nav]}))
+    config.write_text(json.dumps({**SITE, "nav": [{"Overview": "README.md"}, *nav]}))
     session.run("zensical", "build", "--strict", "--config-file", str(config))
     pages = sum(page.suffix == ".md" for page in copied)
     built = len([*(folder / "site").rglob("index.html")])

@@ -148,5 +148,5 @@ def _text(number: int, completion: Any) -> str:
         return message["content"]
     raise ValueError(
         f"TRL rewards, completion {number}: got {str(completion)[:200]}; expected a text, or one "
-        "message with role and content alone, because a scorer reads the text that was generated"
+        "message with role and content alone. A scorer reads the text that was generated"
     )

@@ -49,13 +49,13 @@ RANGES = {"answer": [0.0, 1.0, 1.0], "bonus": [0.05, 0.0, 0.05], "half": [0.5, 0
 @pytest.mark.parametrize(
     ("settings", "more", "named"),
     [
-        (GdpoSettings(), {}, ["bonus: range 0.05, a tenth or less of answer's 1;"]),
+        (GdpoSettings(), {}, ["bonus: range 0.05, a tenth or less of answer's 1."]),
         # declared bounds are the range, whatever the values of the batch
         (
             GdpoSettings(bounds={"answer": (0, 6)}),
             {},
             [
-                f"{of}, a tenth or less of answer's 6;"
+                f"{of}, a tenth or less of answer's 6."
                 for of in ("bonus: range 0.05", "half: range 0.5")
             ],
         ),

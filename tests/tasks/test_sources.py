@@ -638,7 +638,7 @@ def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.json", items(49), "got 49 rows, .* expected at least 50"),
+        ("a.json", items(49), "got 49 rows, .* Expected at least 50"),
         ("a.json", {"rows": []}, "got a JSON dict; expected a list"),
         ("a.json", [], "got no rows"),
         ("a.json", [{"instruction": "s", "output": TOOL}], "row 0, field input: got nothing"),

@@ -219,8 +219,7 @@ def _check_same_names(
                     f"{rows.label(row)} has the rewards {_names(rows.extra_info(row))}, but "
                     f"{rows.label(first)} of the same data source {rows.sources[row]!r} has "
                     f"{_names(rows.extra_info(first))}. Return the same names for every sample, "
-                    "with None where a reward does not apply, or name those to use in "
-                    "algorithm.gdpo.rewards"
+                    "None where one does not apply, or name the rewards in algorithm.gdpo.rewards"
                 )
 
 

@@ -203,11 +203,11 @@ class GdpoSettings(Options):
     rewards: Annotated[dict[RewardName, Term], BeforeValidator(_rewards)] | None = None
     """`{name: weight}`, or more for each; `null`: every reward that is returned, with weight 1"""
     combine: Annotated[CombineSetting | None, BeforeValidator(_combine)] = None
-    """makes one number of the normalised rewards in another way; see [variants.md](variants.md)"""
+    """makes one number of the normalised rewards in another way; see [variants](variants.md)"""
     dialect: Literal["paper", "trl", "nemo_rl", "verl_builtin"] | None = field(
         default=None, compare=False
     )
-    """the options of another implementation; see [variants.md](variants.md#dialects)"""
+    """the options of another implementation; see [dialects](variants.md#dialects)"""
 
     max_failed: Annotated[float, Field(ge=0, le=1)] = 0.1
     """the run ends if a function fails for, or `on_error: drop` takes, a larger share of a step"""

@@ -183,7 +183,7 @@ def small_ranges(rewards: RewardMatrix, settings: GdpoSettings) -> list[str]:
     ranges = {k: size for k, size in rewards.ranges(settings).items() if rewards.weights[k]}
     other = max(ranges, key=ranges.__getitem__, default="")
     return [
-        f"{name}: range {size:g}, a tenth or less of {other}'s {ranges[other]:g}; under gdpo, with "
+        f"{name}: range {size:g}, a tenth or less of {other}'s {ranges[other]:g}. Under gdpo, with "
         "the same weight, it counts as much as the others; its range is no weight"
         for name, size in ranges.items()
         if 0 < size <= ranges[other] / 10
@@ -215,7 +215,7 @@ def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any] | Non
         return "algorithm.gdpo.combine gives an S that is not 0 on average"
     return (
         "a reward is so large, compared with its spread within a group, that float64 cannot "
-        "resolve it; let the scorer subtract a typical value from it"
+        "resolve it. Let the scorer subtract a typical value from it"
     )
 
 

@@ -227,8 +227,8 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
     if uses_estimator and is_vllm and rollout.get("full_determinism", False):
         yield (
             "actor_rollout_ref.rollout.full_determinism=True with rollout.name=vllm: verl gives "
-            "all samples of a prompt one seed (vllm_async_server.py), so they are equal, no reward "
-            "varies in a group, and every advantage would be 0. Set it to False"
+            "all samples of a prompt one seed (vllm_async_server.py). So they are equal, and every "
+            "advantage would be 0. Set it to False"
         )
     if model.enable and not model.enable_resource_pool:
         yield (

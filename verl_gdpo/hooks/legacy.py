@@ -210,8 +210,8 @@ def refuse_penalty(data: Any) -> None:
     if scores is not None and rewards is not scores and not torch.equal(scores, rewards):
         raise ValueError(
             "token_level_rewards differ from token_level_scores with adv_estimator=gdpo: a penalty "
-            "was added to the summed reward, such as KL by algorithm.use_kl_in_reward, and gdpo "
-            "would ignore it. Make the penalty a separate reward, or put it into the loss"
+            "was added to the summed reward, such as KL by algorithm.use_kl_in_reward. gdpo would "
+            "ignore it. Make the penalty a separate reward, or put it into the loss"
         )
 
 

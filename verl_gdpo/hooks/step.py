@@ -44,9 +44,9 @@ logger.setLevel(logging.INFO)
 # the message for a trainer that passes no rewards; all trainers extended by us pass them
 NO_REWARDS = (
     "gdpo: no rewards reached the estimator. verl-gdpo extends the trainers that are derived from "
-    "verl's PPOTrainer or from its legacy trainer. A trainer that calls verl's compute_advantage "
-    "by itself has to pass a column for each reward in data.non_tensor_batch, and their names in "
-    'data.meta_info["reward_extra_keys"] or in algorithm.gdpo.rewards'
+    "verl's PPOTrainer or from its legacy trainer. One that calls verl's compute_advantage itself "
+    "has to pass each reward as a column of data.non_tensor_batch. Their names go into "
+    'data.meta_info["reward_extra_keys"] or algorithm.gdpo.rewards'
 )
 
 

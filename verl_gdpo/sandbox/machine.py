@@ -26,8 +26,8 @@ LACKS_FOLDER = (
     "a program has no folder to write to, and can ask whether a path exists and how large a file is"
 )
 WEAK = (
-    "WEAK: a program can read all files that every user may read, so also the command line of the "
-    "training and, in its data, the expected results"
+    "WEAK: a program can read what every user may read: the command line of the training, and the "
+    "expected results in its data"
 )
 NO_BWRAP = (
     "Install bubblewrap: `apt-get install bubblewrap`, or without rights `conda install -c "

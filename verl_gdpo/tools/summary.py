@@ -36,8 +36,8 @@ def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo summary",
-        description="Exit codes: 0; 1 if there is nothing to read; 2 for wrong arguments; and "
-        f"{HAS_FINDING} with --json if there is a finding that still holds at the end of the run.",
+        description="Exit codes: 0; 1 if there is nothing to read; 2 for wrong arguments. With "
+        f"--json, {HAS_FINDING} if a finding still holds at the end of the run.",
     )
     parser.add_argument("run", metavar="RUN", help=EXPECTED)
     parser.add_argument("--json", action="store_true", help="print JSON")

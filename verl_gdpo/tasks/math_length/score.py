@@ -114,8 +114,8 @@ def _check(ground_truth: str, limit_tokens: int) -> None:
         )
     if has_split_number(text):
         raise ValueError(
-            f"math_length ground truth: got {text[:200]!r}; expected no numbers side by side: "
-            "join them if they are one number, put a comma between them if they are two"
+            f"math_length ground truth: got {text[:200]!r}; expected no numbers side by side. "
+            "Join them if they are one number; put a comma between them if they are two"
         )
 
 

@@ -193,7 +193,7 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
     if test_count == 0:
         raise DataError(
             f"{where}: got {len(rows)} rows, which gives int({TEST_SHARE} * {len(rows)}) = 0 test "
-            "rows; expected at least 50 rows, or another file with the test rows: --test FILE"
+            "rows. Expected at least 50 rows, or a file with the test rows: --test FILE"
         )
     order = np.arange(len(rows))
     np.random.RandomState(SPLIT_SEED).shuffle(order)

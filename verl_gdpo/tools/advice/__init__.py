@@ -35,8 +35,8 @@ def describe(evidence: Evidence) -> Description:
     """Return the description of the first steps of a run."""
     reversed, untied, tied = (f"{share:.1%}" for share in evidence.changed_orders)
     orders = (
-        f"Of the pairs of samples of one prompt, GDPO orders {reversed} the other way round than "
-        f"GRPO, orders {untied} that GRPO ties, and ties {tied} that GRPO orders."
+        f"Of the pairs of samples of one prompt, GDPO reverses the order of {reversed}. It orders "
+        f"{untied} that GRPO ties, and ties {tied} that GRPO orders."
     )
     weights_K, is_kept = evidence.keeping_weights()
     keeps = "No weights with GRPO's shares were found. These repeat the spreads of the rewards:"

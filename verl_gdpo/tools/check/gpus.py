@@ -156,7 +156,7 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int, *overrides: str) -
         raise ValueError(
             f"the size of the model of task={task} is not known here. Give {TOKENS}=N (tokens of a "
             f"micro-batch: at least the longest row) and {VLLM_SHARE}=X (vLLM's share of a GPU, "
-            "such as 0.5); for a large model, also the other keys of memory in recipes/README.md"
+            "such as 0.5). A large model needs the other keys of memory in recipes/README.md too"
         )
     return hardware
 

@@ -45,8 +45,8 @@ The exit code is 1 if the run's own settings do not reproduce the logged advanta
 LEGEND = f"""\
 a | b          a is for the advantages that are compared with, b for the alternative
 correlation    between the two advantages of each rollout
-distance       mean |difference| after each is divided by its std, because scales differ;
-               groups that are silent in both do not count in the std
+distance       mean |difference| after each is divided by its std, because scales differ.
+               Groups that are silent in both do not count in the std
 silent groups  share of groups in which every advantage is 0
 tied pairs     share of pairs in a group with different rewards, but the same advantage
 std            standard deviation of a step's advantages

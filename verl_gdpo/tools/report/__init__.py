@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo report",
         description="Writes index.html, which needs nothing else. Runs "
-        "whose configurations differ in seeds and names alone are an arm: several seeds of an arm "
+        "whose configurations differ in seeds and names alone are an arm. Several seeds of an arm "
         "become a median with the inter-quartile range.",
     )
     add = parser.add_argument

@@ -167,8 +167,8 @@ def table_of_differences(arms: Sequence[RunsOfArm]) -> Table | None:
     ]
     caption = (
         f"Differences at the end, with intervals that hold for all {len(differences)} together in "
-        f"{CONFIDENCE:.0%} of reports: of the last validation, or, without one, of the mean of "
-        f"the last {SMOOTHED_STEPS} steps{ends_apart(arms)}"
+        f"{CONFIDENCE:.0%} of reports. They are of the last validation, or without one of the mean "
+        f"of the last {SMOOTHED_STEPS} steps{ends_apart(arms)}"
     )
     header = ("reward", "arms", "difference", "interval", "runs are", "which is")
     return Table(caption, header, rows, labels=2)
