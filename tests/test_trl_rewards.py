@@ -1,6 +1,5 @@
 """Our tasks as TRL's reward functions, called as TRL calls them; `nox -s trl` has TRL itself."""
 
-import ast
 import functools
 import inspect
 import pickle
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from added_task import add_task
 from ground_truths import GROUND_TRUTHS
-from repository import REPO, tracked_files
+from repository import REPO
 
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.trl_rewards import reward_funcs
@@ -231,15 +230,3 @@ for function in reward_funcs(*TASKS.values()):
     scored = [line for line in done.stdout.splitlines() if not line.endswith(" None")]
     assert scored == ["correctness 1.0", "format 0.0", "integer 1.0"]
     assert {"bug None", "length None", "pass None"} < {*done.stdout.splitlines()}
-
-
-def test_the_package_does_not_import_it():
-    for path in tracked_files():
-        if path.parts[0] == "verl_gdpo" and path.suffix == ".py":
-            tree = ast.parse((REPO / path).read_text())
-            assert not any(is_import_of_it(node) for node in ast.walk(tree)), path
-
-
-def is_import_of_it(node):
-    names = [alias.name for alias in getattr(node, "names", ()) if isinstance(alias, ast.alias)]
-    return "trl_rewards" in f"{getattr(node, 'module', '')} {names}"

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from byte_tokenizer import make_tokenizer
-from transformers import Qwen2Config
+from tiny_chat_model import make_chat_model
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,
@@ -60,14 +59,7 @@ class Scorer:
 def make_worker(cls, folder):
     """A worker of verl, made by its own constructor. A test may give it another `config`."""
     if not (folder / "config.json").exists():
-        make_tokenizer(folder)
-        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-        Qwen2Config(
-            architectures=["Qwen2ForCausalLM"],
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            **sizes,
-        ).save_pretrained(folder)
+        make_chat_model(folder)
     config = verl_config(
         f"actor_rollout_ref.model.path={quoted(str(folder))}",
         "actor_rollout_ref.rollout.name=vllm",

@@ -475,27 +475,16 @@ if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
     assert "as it is: verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0\n" in done.stdout
 
 
-# What nvidia-smi prints for the fields that are asked, on machines as people have them, and then
-# what run.sh says, and the keys that it sets. Sizes of cards are tried by tests/tools/test_gpus.py
+# What nvidia-smi prints for the fields that are asked, and then what run.sh says, and the keys that
+# it sets. Other machines are tried by tests/tools/test_gpus.py
 A100 = "NVIDIA A100-SXM4-80GB, 81920"
-RTX_5090 = "NVIDIA GeForce RTX 5090, 32607"
-ON_8 = {"hardware": "8gpu"}
 MACHINES = {
-    "8 x A100 80 GB": ([A100] * 8, 0, "found 8 GPUs (NVIDIA A100-SXM4-80GB)", ON_8),
     "6 x RTX 3090": (
         ["NVIDIA GeForce RTX 3090, 24576"] * 6,
-        *(0, "4 of them are used: the recipes' batches", ON_8 | {"trainer.n_gpus_per_node": 4}),
+        "4 of them are used: the recipes' batches",
+        {"hardware": "8gpu", "trainer.n_gpus_per_node": 4},
     ),
-    "mixed": (
-        [RTX_5090, "NVIDIA GeForce RTX 3090 Ti, 24564"],
-        *(0, "RTX 3090 Ti, NVIDIA GeForce RTX 5090)", ON_8 | {"trainer.n_gpus_per_node": 2}),
-    ),
-    "RTX 5090": (
-        *([RTX_5090], 0, ""),
-        {"actor_rollout_ref.actor.fsdp_config.offload_policy": True},
-    ),
-    "GB10": (["NVIDIA GB10, [N/A]"], 2, "GPU NVIDIA GB10: nvidia-smi says memory [N/A]", {}),
-    "none": ([], 0, "found 0 GPUs", {"hardware": "cpu"}),
+    "none": ([], "found 0 GPUs", {"hardware": "cpu"}),
 }
 # the module itself, on a machine that has no device of its own
 LOOK = f"""
@@ -527,21 +516,21 @@ def composed_of(checkout):
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_machines(checkout, name):
-    lines, code, said, keys = MACHINES[name]
+    lines, said, keys = MACHINES[name]
     on_machine(checkout, lines)
     done = call(checkout, hardware=None)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
-    if code:
-        assert stages(checkout) == {}
-        return
+    assert (done.returncode, said in done.stderr) == (0, True), done.stderr
     given, config = composed_of(checkout)
     assert given.items() >= keys.items()
     assert config.trainer.device == ("cuda" if lines else "cpu")
 
 
 def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
-    on_machine(checkout, MACHINES["GB10"][0])
-    assert "give hardware=1gpu or hardware=8gpu" in call(checkout, hardware=None).stderr
+    on_machine(checkout, ["NVIDIA GB10, [N/A]"])
+    done = call(checkout, hardware=None)
+    assert done.returncode == 2 and stages(checkout) == {}
+    assert "GPU NVIDIA GB10: nvidia-smi says memory [N/A]" in done.stderr
+    assert "give hardware=1gpu or hardware=8gpu" in done.stderr
     assert call(checkout, hardware="1gpu").returncode == 0
     given, _ = composed_of(checkout)
     assert given["hardware"] == "1gpu" and TOKENS not in given
