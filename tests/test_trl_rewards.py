@@ -1,6 +1,5 @@
 """Our tasks as TRL's reward functions, called as TRL calls them; `nox -s trl` has TRL itself."""
 
-import functools
 import inspect
 import pickle
 import subprocess
@@ -88,17 +87,10 @@ def test_the_rewards_are_those_of_the_options():
     assert call(lenient, ["<answer>1080</answer>"], truth="1,080")["correctness"] == [1.0]
 
 
-def name_in_trl(function):
-    """As `get_callable_name` in trl/trainer/utils.py of TRL 1.16.0; so since 1.9.0."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)
-
-
 def test_trl_logs_each_reward_under_its_name():
     """The metrics are called `rewards/NAME/mean`; those of two functions of one name are mixed."""
     functions = pickle.loads(pickle.dumps(reward_funcs(TASKS["gsm8k"])))
-    assert [*map(name_in_trl, functions)] == ["correctness", "format", "integer"]
+    assert [f.__name__ for f in functions] == ["correctness", "format", "integer"]
     # TRL asks both, and would await the result
     assert not any(map(inspect.iscoroutinefunction, functions))
     assert not any(inspect.iscoroutinefunction(function.__call__) for function in functions)

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 
-from omegaconf import OmegaConf
+from run_config import run_config
 
 from workshop.benchmarks.judge import serve
 
@@ -95,19 +95,13 @@ def judge_stub():
 def config_of(address, limits=None, **entry):
     rewards = {"clear": [0, 10], "right": [0, 1]}
     judged = {"judge": address, "model": "m", "template": TEMPLATE, "rewards": rewards, **entry}
-    reward = {
-        "custom_reward_function": {"path": None, "name": "compute_score"},
-        "reward_manager": {"source": "register", "name": "gdpo"},
-        "reward_model": {"enable": False},
-        "reward_functions": {"q": {k: v for k, v in judged.items() if v is not None}},
-        **({"timeout": 20} if limits is None else limits),
-    }
-    return OmegaConf.create(
-        {
-            "algorithm": {"adv_estimator": "gdpo"},
-            "reward": reward,
-            "actor_rollout_ref": {"rollout": {"n": 4}},
-            "trainer": {"experiment_name": "run"},
-            "transfer_queue": {"enable": False},
-        }
+    limits = {"timeout": 20} if limits is None else limits
+    return run_config(
+        **{
+            "reward.reward_functions": {"q": {k: v for k, v in judged.items() if v is not None}},
+            "actor_rollout_ref.rollout.n": 4,
+            "trainer.experiment_name": "run",
+            "transfer_queue.enable": False,
+        },
+        **{f"reward.{key}": value for key, value in limits.items()},
     )

@@ -15,11 +15,7 @@ from tensordict import TensorDict
 from transformers import AutoModelForCausalLM
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils
-from verl.workers.config import (
-    FSDPEngineConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-)
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine import EngineRegistry
 
 from verl_gdpo.hooks import attention

@@ -5,7 +5,6 @@ A stage that is run here is a made-up command; the commands of the real ones are
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from composed_recipes import flat
-from processes import is_alive, wait_for
+from processes import is_alive
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
@@ -193,48 +192,25 @@ def test_what_is_computed_is_of_the_run(tmp_path):
 @pytest.mark.slow
 def test_a_stage_that_hangs_is_ended_and_its_steps_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "SAVE_SECONDS", 0.0)
+    saved, save = [], Results.save
+
+    def save_and_note(self):
+        save(self)
+        one = Results(self.path).stage("b")
+        saved.append((one["status"], len(one["steps"])))
+
+    monkeypatch.setattr(Results, "save", save_and_note)
     pid = tmp_path / "pid"
     code = TWO_STEPS.replace("PID", str(pid)) + "time.sleep(600)"
     stage = Stage("b", "made up", 60, [sys.executable, "-c", code], steps=2)
     results = Results(tmp_path / "results.json")
     assert run.run_stage(stage, place_at(tmp_path), results, {}, limit_s=4) == "time limit"
+    assert ("running", 2) in saved  # what a kill would leave
     found = Results(tmp_path / "results.json").stage("b")
     assert found["status"] == "time limit" and found["exit_code"] == 124
     assert found["steps"] == {"1": {"timing_s/step": 1}, "2": {"timing_s/step": 2}}
     assert "two steps are done" in found["log"]
     assert not is_alive(int(pid.read_text()))
-
-
-RUNNER = """
-import sys
-from pathlib import Path
-from workshop.gpu_kit import run
-from workshop.gpu_kit.stages import Place, Stage
-run.SAVE_SECONDS = 0.0
-folder = Path(sys.argv[1])
-place = Place("cpu", sys.executable, folder, folder / "work")
-command = [sys.executable, "-c", sys.argv[2]]
-run.run_all([Stage("b", "made up", 600, command, steps=2)], place, folder, {}, float("inf"))
-"""
-
-
-@pytest.mark.slow
-def test_a_kill_of_the_runner_loses_nothing(tmp_path):
-    code = TWO_STEPS.replace("PID", str(tmp_path / "pid")) + "time.sleep(600)"
-    runner = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", RUNNER, tmp_path, code],
-        cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        stdout=subprocess.DEVNULL,
-    )
-    file = tmp_path / "results.json"
-    wait_for(lambda: file.exists() and len(Results(file).stage("b").get("steps", {})) == 2)
-    runner.send_signal(signal.SIGKILL)
-    runner.wait()
-    found = Results(file).stage("b")
-    assert found["status"] == "running" and [*found["steps"]] == ["1", "2"]
-    pid = int((tmp_path / "pid").read_text())
-    wait_for(lambda: not is_alive(pid))
 
 
 def test_a_later_call_goes_on_with_the_results(tmp_path, capsys):
