@@ -13,6 +13,7 @@ from ray_session import ray_folder
 from rollout_check import SAMPLES
 from small_trainings import overrides
 from start_verl import ENVIRONMENT, verl_command
+from tool_rows import tool_row
 
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.end_conditions import HANG_FILE
@@ -28,15 +29,9 @@ SAVED, LAST = 4, 7  # steps: the checkpoint, and the last one that a resumed run
 
 def write_rows(path, place, count=20):
     """Prompts that differ, so that a response belongs to one prompt."""
-    rows = [
-        {
-            "data_source": "rlla",
-            "prompt": [{"role": "user", "content": f"Weather in {place} {index}?"}],
-            "reward_model": {"style": "rule", "ground_truth": "<think> look </think>"},
-            "extra_info": {"index": index, "split": "train"},
-        }
-        for index in range(count)
-    ]
+    rows = [tool_row(index, "train") for index in range(count)]
+    for index, row in enumerate(rows):
+        row["prompt"] = [{"role": "user", "content": f"Weather in {place} {index}?"}]
     pd.DataFrame(rows).to_parquet(path)
 
 

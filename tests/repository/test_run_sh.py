@@ -471,7 +471,7 @@ if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
     assert "as it is: verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0\n" in done.stdout
 
 
-# as nvidia-smi prints the fields that are asked; other machines are tried by tests/tools/test_gpus.py
+# as nvidia-smi prints it; tests/tools/test_gpus.py has other machines
 A100 = "NVIDIA A100-SXM4-80GB, 81920"
 # the module itself, on a machine that has no device of its own
 LOOK = f"""
@@ -491,16 +491,6 @@ def on_machine(checkout, lines):
     (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(LOOK)
 
 
-def composed_of(checkout):
-    """What was launched, composed and validated as verl does."""
-    _, arguments = stages(checkout)["verl_gdpo.run.launch"]
-    given = arguments[arguments.index("train") + 1 :]
-    # with places of its own, each configuration would be composed anew
-    config = composed(*(one for one in given if not one.startswith(("run_dir=", "data_dir="))))
-    validate_config(config, need_reference_policy(config), need_critic(config))
-    return overrides(arguments), config
-
-
 def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
     on_machine(checkout, ["NVIDIA GB10, [N/A]"])
     done = call(checkout, hardware=None)
@@ -508,8 +498,12 @@ def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
     assert "GPU NVIDIA GB10: nvidia-smi says memory [N/A]" in done.stderr
     assert "give hardware=1gpu or hardware=8gpu" in done.stderr
     assert call(checkout, hardware="1gpu").returncode == 0
-    given, _ = composed_of(checkout)
-    assert given["hardware"] == "1gpu" and TOKENS not in given
+    _, arguments = stages(checkout)["verl_gdpo.run.launch"]
+    assert overrides(arguments)["hardware"] == "1gpu" and TOKENS not in overrides(arguments)
+    # with places of its own, each configuration would be composed anew
+    given = arguments[arguments.index("train") + 1 :]
+    config = composed(*(one for one in given if not one.startswith(("run_dir=", "data_dir="))))
+    validate_config(config, need_reference_policy(config), need_critic(config))
 
 
 FOUND = "hydra.searchpath=[pkg://echo_task.recipes]"

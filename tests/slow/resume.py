@@ -60,15 +60,6 @@ def test_more_rows_are_another_order():
     assert seen & {*found}
 
 
-def test_shuffling_is_not_switched_off():
-    """The place in the random order is no place in the order of the file."""
-    try:
-        expected, found = after_resume(shuffle=False)
-    except (AssertionError, KeyError, TypeError, AttributeError, ValueError):
-        return
-    assert {*found} != {*expected}
-
-
 def test_other_numbers_of_loader_workers_are_an_error():
     with pytest.raises(AssertionError):
         after_resume(workers=2)

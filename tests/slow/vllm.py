@@ -4,7 +4,6 @@ The environment is the one that `./run.sh` makes. Its processes, files in /dev/s
 /tmp are gone after each run.
 """
 
-import json
 import os
 import subprocess
 import tempfile
@@ -15,6 +14,7 @@ import oracle
 import pytest
 from repository import REPO
 
+from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.tasks.tool_rl import score as tool_rl
 
@@ -77,7 +77,7 @@ def test_training(tmp_path):
         assert abs(last["vllm_cpu", name] - last["hf", name]) < tolerance
     worst = 0.0
     for file in (tmp_path / "vllm_cpu" / "rollouts").glob("*.jsonl"):
-        rows = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+        rows = read_dump(file)
         rewards = [list(tool_rl.score(row["output"], row["gts"]).values()) for row in rows]
         expected = oracle.gdpo(rewards, [row["group"] for row in rows])
         worst = max(worst, *(abs(e - r["advantage"]) for e, r in zip(expected, rows, strict=True)))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from composed_recipes import flat
 from processes import is_alive
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
+from workshop.benchmarks.step_model import TOOL_RL, forward_flops
 from workshop.gpu_kit import install, made_work, pack, pieces, run
 from workshop.gpu_kit.results import AGREEMENT, Results, medians, problem_of_training, table
 from workshop.gpu_kit.stages import TESTS, Place, Stage, stages
@@ -159,23 +159,6 @@ def test_the_tiny_policy_and_its_rows_are_packed(composed):
     assert tokenizer[tokenizer.index("--tokenizer") + 1] in packed
 
 
-def test_the_ways_to_attend_differ_in_it_alone(composed):
-    place, trainings = composed
-    ways = {stage.name: flat(config) for stage, config in trainings if stage.after == "d_model"}
-    on_gpus = {"d_flash"} if place.device == "cuda" else set()
-    assert {*ways} == {"d_sdpa", "d_padded"} | on_gpus
-    base = ways.pop("d_sdpa")
-    own = ("run_dir", "trainer.", "hydra.")  # the folder of the run
-    differing = {
-        name: {k for k in base if config[k] != base[k] and not k.startswith(own)}
-        for name, config in ways.items()
-    }
-    attention = {"actor_rollout_ref.model.override_config.attn_implementation"}
-    assert all(differing[name] == attention for name in on_gpus)
-    cut = ("use_remove_padding", "use_dynamic_bsz", "micro_batch_size_per_gpu")
-    assert {key for key in differing["d_padded"] - attention if not key.endswith(cut)} == set()
-
-
 def test_what_is_computed_is_of_the_run(tmp_path):
     (stage,) = [s for s in stages(place_at(tmp_path, "cuda")) if s.name == "d_sdpa"]
     record = {"steps": {"1": {"prompt_length/mean": 780, "response_length/mean": 85}}}
@@ -183,9 +166,8 @@ def test_what_is_computed_is_of_the_run(tmp_path):
     assert {*found} == {"log-probabilities, twice", "update"}
     best, worst = found["update"]
     assert worst == pytest.approx(2 * best)
-    # 4 forward passes over 128 x 4 rows of 865 tokens, at half of 989 TFLOPS
-    flops = 4 * 512 * 865 * (2 * 1_543_714_304 + 4 * 28 * 1536 * 865 / 2)
-    assert best == pytest.approx(flops / (0.5 * 989e12))
+    # 4 forward passes over a quarter of the paper's prompts, at half of 989 TFLOPS
+    assert best == pytest.approx(forward_flops(TOOL_RL) / (0.5 * 989e12))
     assert run.computed_s(stage, record, ["NVIDIA L4"]) == {}
 
 
