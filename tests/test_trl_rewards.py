@@ -1,7 +1,5 @@
 """Our tasks as TRL's reward functions, called as TRL calls them; `nox -s trl` has TRL itself."""
 
-import ast
-import functools
 import inspect
 import pickle
 import subprocess
@@ -12,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from added_task import add_task
 from ground_truths import GROUND_TRUTHS
-from repository import REPO, tracked_files
+from repository import REPO
 
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.trl_rewards import reward_funcs
@@ -89,17 +87,10 @@ def test_the_rewards_are_those_of_the_options():
     assert call(lenient, ["<answer>1080</answer>"], truth="1,080")["correctness"] == [1.0]
 
 
-def name_in_trl(function):
-    """As `get_callable_name` in trl/trainer/utils.py of TRL 1.16.0; so since 1.9.0."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)
-
-
 def test_trl_logs_each_reward_under_its_name():
     """The metrics are called `rewards/NAME/mean`; those of two functions of one name are mixed."""
     functions = pickle.loads(pickle.dumps(reward_funcs(TASKS["gsm8k"])))
-    assert [*map(name_in_trl, functions)] == ["correctness", "format", "integer"]
+    assert [f.__name__ for f in functions] == ["correctness", "format", "integer"]
     # TRL asks both, and would await the result
     assert not any(map(inspect.iscoroutinefunction, functions))
     assert not any(inspect.iscoroutinefunction(function.__call__) for function in functions)
@@ -231,15 +222,3 @@ for function in reward_funcs(*TASKS.values()):
     scored = [line for line in done.stdout.splitlines() if not line.endswith(" None")]
     assert scored == ["correctness 1.0", "format 0.0", "integer 1.0"]
     assert {"bug None", "length None", "pass None"} < {*done.stdout.splitlines()}
-
-
-def test_the_package_does_not_import_it():
-    for path in tracked_files():
-        if path.parts[0] == "verl_gdpo" and path.suffix == ".py":
-            tree = ast.parse((REPO / path).read_text())
-            assert not any(is_import_of_it(node) for node in ast.walk(tree)), path
-
-
-def is_import_of_it(node):
-    names = [alias.name for alias in getattr(node, "names", ()) if isinstance(alias, ast.alias)]
-    return "trl_rewards" in f"{getattr(node, 'module', '')} {names}"

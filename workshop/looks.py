@@ -5,18 +5,13 @@ from typing import Any, NamedTuple
 
 
 class Look(NamedTuple):
-    ink: str
-    quiet: str
-    background: str
-    colours: Sequence[str]
+    ink: str = "#1f2328"
+    quiet: str = "#d0d5db"
+    background: str = "#ffffff"
+    colours: Sequence[str] = ("#003C65", "#E27101", "#A01E71", "#000000", "#008559", "#34005A")
 
 
-LOOK = Look(
-    "#1f2328",
-    "#d0d5db",
-    "#ffffff",
-    ("#003C65", "#E27101", "#A01E71", "#000000", "#008559", "#34005A"),
-)
+LOOK = Look()
 
 
 def style(look: Look) -> dict[Any, Any]:

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from byte_tokenizer import make_tokenizer
-from transformers import Qwen2Config
+from tiny_chat_model import make_chat_model
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,
@@ -59,14 +58,7 @@ class Scorer:
 def make_worker(cls, folder):
     """A worker of verl, made by its own constructor. A test may give it another `config`."""
     if not (folder / "config.json").exists():
-        make_tokenizer(folder)
-        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-        Qwen2Config(
-            architectures=["Qwen2ForCausalLM"],
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            **sizes,
-        ).save_pretrained(folder)
+        make_chat_model(folder)
     config = verl_config(
         f"actor_rollout_ref.model.path={quoted(str(folder))}",
         "actor_rollout_ref.rollout.name=vllm",
@@ -83,14 +75,8 @@ WORKER_OF_V1 = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 def generate_on_v1(worker, prompts, uids, sources, *, validate=False):
     """Run all sessions; the rows are then in TransferQueue."""
     batch = get_tensordict(
-        {
-            "raw_prompt": messages_of(prompts).tolist(),
-            "uid": list(uids),
-            "data_source": list(sources),
-            "reward_model": [{"ground_truth": "4"}] * len(uids),
-            "index": list(range(len(uids))),
-            "agent_name": [SELF_SCORED] * len(uids),
-        },
+        {name: column.tolist() for name, column in columns_of(prompts, uids, sources).items()}
+        | {"index": list(range(len(uids)))},
         non_tensor_dict={"global_steps": 7, "validate": validate},
     )
 
@@ -102,21 +88,29 @@ def generate_on_v1(worker, prompts, uids, sources, *, validate=False):
 
 
 def messages_of(prompts):
-    column = np.empty(len(prompts), dtype=object)
-    column[:] = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return objects([[{"role": "user", "content": prompt}] for prompt in prompts])
+
+
+def objects(values):
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
     return column
+
+
+def columns_of(prompts, uids, sources):
+    return {
+        "raw_prompt": messages_of(prompts),
+        "uid": objects(uids),
+        "data_source": objects(sources),
+        "reward_model": objects([{"ground_truth": "4"}] * len(uids)),
+        "agent_name": objects([SELF_SCORED] * len(uids)),
+    }
 
 
 def legacy_batch(prompts, uids, sources):
     return DataProto.from_dict(
         tensors={"dummy_tensor": torch.zeros(len(prompts), 1)},
-        non_tensors={
-            "raw_prompt": messages_of(prompts),
-            "uid": np.array(uids, dtype=object),
-            "data_source": np.array(sources, dtype=object),
-            "reward_model": np.array([{"ground_truth": "4"}] * len(uids), dtype=object),
-            "agent_name": np.array([SELF_SCORED] * len(uids), dtype=object),
-        },
+        non_tensors=columns_of(prompts, uids, sources),
         meta_info={"global_steps": 7},
     )
 

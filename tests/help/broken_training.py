@@ -8,11 +8,12 @@ from contextlib import contextmanager, nullcontext
 
 import hanging
 import pandas as pd
-import psutil
-import varied_reward
+from processes import marked
 from ray_session import ray_folder
-from rollout_check import SAMPLES, SIZES
+from rollout_check import SAMPLES
+from small_trainings import overrides
 from start_verl import ENVIRONMENT, verl_command
+from tool_rows import tool_row
 
 from verl_gdpo.run.dump_reader import dump_files, read_dump
 from verl_gdpo.run.end_conditions import HANG_FILE
@@ -28,15 +29,9 @@ SAVED, LAST = 4, 7  # steps: the checkpoint, and the last one that a resumed run
 
 def write_rows(path, place, count=20):
     """Prompts that differ, so that a response belongs to one prompt."""
-    rows = [
-        {
-            "data_source": "rlla",
-            "prompt": [{"role": "user", "content": f"Weather in {place} {index}?"}],
-            "reward_model": {"style": "rule", "ground_truth": "<think> look </think>"},
-            "extra_info": {"index": index, "split": "train"},
-        }
-        for index in range(count)
-    ]
+    rows = [tool_row(index, "train") for index in range(count)]
+    for index, row in enumerate(rows):
+        row["prompt"] = [{"role": "user", "content": f"Weather in {place} {index}?"}]
     pd.DataFrame(rows).to_parquet(path)
 
 
@@ -53,18 +48,13 @@ class Training:
         write_rows(self.data, "Oslo")
         texts = [f"Weather in Oslo {index}?" for index in range(20)]
         make_tiny_model(model, texts=texts, initializer_range=0.1, seed=1)
-        self.overrides = [
-            *(f"data.{split}_files={self.data}" for split in ("train", "val")),
-            f"actor_rollout_ref.model.path={quoted(str(model))}",
-            *SIZES,
-            *("data.max_prompt_length=64", "data.max_response_length=16"),
-            "actor_rollout_ref.actor.optim.lr=1e-3",
-            f"reward.custom_reward_function.path={quoted(varied_reward.__file__)}",
+        self.overrides = overrides(
+            folder,
+            f"data.val_files={quoted(str(self.data))}",
             *("trainer.total_training_steps=100000", "trainer.total_epochs=100000"),
-            *("trainer.val_before_train=False", "trainer.test_freq=-1"),
-            f"trainer.save_freq={SAVED}",
+            *("trainer.val_before_train=False", f"trainer.save_freq={SAVED}"),
             *more,
-        ]
+        )
 
     @contextmanager
     def started(self, *more):
@@ -109,15 +99,7 @@ class Training:
             launcher.communicate()
 
     def processes(self):
-        found = []
-        for process in psutil.process_iter():
-            try:
-                ours = process.environ().get(MARK) == str(self.folder)
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return found
+        return marked(MARK, str(self.folder))
 
     def process(self, name):
         """An actor by its class, or the driver."""

@@ -1,6 +1,6 @@
 """Saves and loads checkpoints with verl's FSDP engine, as the trainer's workers do.
 
-python checkpoint_engine.py RANKS save|load FOLDER MODEL key=value ... [-- save|load ...]
+python checkpoint_engine.py RANKS '[["save", "FOLDER", "MODEL", "key=value", ...], ...]'
 
 A key with a dot is one of the model, such as `model.lora_rank`; another one is the engine's. For
 each case it prints a line: a digest of the weights as rank 0 has them, or, with one rank, the error
@@ -30,11 +30,7 @@ def digest(engine):
 
 def outcome(what, folder, model, model_keys, engine_keys):
     from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import (
-        FSDPEngineConfig,
-        FSDPOptimizerConfig,
-        HFModelConfig,
-    )
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
 
     padded = {"use_remove_padding": False, "override_config": {"attn_implementation": "sdpa"}}
@@ -85,17 +81,12 @@ def case_of(what, folder, model, *keys):
 
 
 def main():
-    ranks, *words = sys.argv[1:]
-    cases = []
-    while words:
-        end = words.index("--") if "--" in words else len(words)
-        cases.append(case_of(*words[:end]))
-        words = words[end + 1 :]
+    ranks, cases = int(sys.argv[1]), [case_of(*one) for one in json.loads(sys.argv[2])]
     os.environ.update(MASTER_ADDR="127.0.0.1", VERL_PLATFORM="cpu")
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    multiprocessing.spawn(work, (int(ranks), port, cases), nprocs=int(ranks))
+    multiprocessing.spawn(work, (ranks, port, cases), nprocs=ranks)
 
 
 if __name__ == "__main__":

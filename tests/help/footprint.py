@@ -7,19 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from processes import marked
 
 SHARED = "/dev/shm/"
-
-
-def marked(variable):
-    """The living processes with this (name, value) in their environment."""
-    name, value = variable
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get(name) == value and process.pid != os.getpid():
-                found.append(process)
-    return found
 
 
 def memory(processes):
@@ -60,7 +50,7 @@ def footprint(variable):
 
     def watch():
         while not ended.wait(2):
-            processes = marked(variable)
+            processes = marked(*variable)
             found.peak_bytes = max(found.peak_bytes, memory(processes))
             files.update(shared_files(processes))
 
@@ -72,5 +62,5 @@ def footprint(variable):
         ended.set()
         thread.join()
         found.seconds = time.monotonic() - start
-        processes = [" ".join(one.cmdline()) for one in marked(variable)]
+        processes = [" ".join(one.cmdline()) for one in marked(*variable)]
         found.left = (*processes, *sorted(file for file in files if os.path.exists(file)))

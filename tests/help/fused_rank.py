@@ -1,27 +1,20 @@
-"""One rank of `test_attention.py`: python fused_rank.py RANK PORT FOLDER"""
+"""One rank of `test_attention.py`: python fused_rank.py FOLDER"""
 
 import os
 import sys
 from pathlib import Path
 
-RANK, PORT, FOLDER = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-os.environ |= {
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": PORT,
-    "RANK": str(RANK),
-    "WORLD_SIZE": "2",
-}
+import torch
+import torch.distributed as dist
+import verl  # noqa: F401
+from peft import LoraConfig, get_peft_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from transformers import AutoModelForCausalLM, Qwen2Config
+from verl.models.transformers.monkey_patch import apply_monkey_patch
+from verl.utils.fsdp_utils import apply_fsdp2
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import verl  # noqa: E402, F401
-from peft import LoraConfig, get_peft_model  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: E402
-from transformers import AutoModelForCausalLM, Qwen2Config  # noqa: E402
-from verl.models.transformers.monkey_patch import apply_monkey_patch  # noqa: E402
-from verl.utils.fsdp_utils import apply_fsdp2  # noqa: E402
-
+RANK, FOLDER = os.environ["RANK"], Path(sys.argv[1])
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 

@@ -1,20 +1,16 @@
 """Ground truths of each task."""
 
-from verl_gdpo.tasks.coding import rows as coding
-from verl_gdpo.tasks.constraints import rows as constraints
-from verl_gdpo.tasks.gsm8k import rows as gsm8k
-from verl_gdpo.tasks.math_length import rows as math_length
-from verl_gdpo.tasks.tool_rl import rows as tool_rl
+from importlib import import_module
+
+from verl_gdpo.tasks import TASKS
+
+COUNTS = {"coding": 6, "constraints": 60}  # each answer of coding starts a sandbox
 
 
-def ground_truths(make_rows, count=20):
-    return [row["reward_model"]["ground_truth"] for row in make_rows(count, split="train", seed=0)]
+def ground_truths(task):
+    rows = import_module(f"verl_gdpo.tasks.{task}.rows")
+    made = rows.make_rows(COUNTS.get(task, 20), split="train", seed=0)
+    return [row["reward_model"]["ground_truth"] for row in made]
 
 
-GROUND_TRUTHS = {  # of some rows of each task
-    "coding": ground_truths(coding.make_rows, 6),  # each answer starts a sandbox
-    "constraints": ground_truths(constraints.make_rows, 60),
-    "gsm8k": ground_truths(gsm8k.make_rows),
-    "math_length": ground_truths(math_length.make_rows),
-    "tool_rl": ground_truths(tool_rl.make_rows),
-}
+GROUND_TRUTHS = {task: ground_truths(task) for task in TASKS}

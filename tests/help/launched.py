@@ -3,9 +3,8 @@
 import json
 import subprocess
 import sys
-import time
 
-import psutil
+from processes import is_alive, wait_for
 
 # a driver that starts a child in a session of its own, one whose environment cannot be read, as
 # that of Ray's agents, who write their title over it, and one with neither; then it does `{body}`
@@ -33,10 +32,6 @@ def children_of(folder):
     return [pid for pid in pids if is_alive(pid)]
 
 
-def is_alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 LAUNCHER = ["-m", "verl_gdpo.run.launch"]
 
 
@@ -60,13 +55,6 @@ def errors_of(folder, body, **options):
     process = start(folder, body, stderr=subprocess.PIPE, **options)
     errors = process.communicate(timeout=60)[1].decode()
     return process.returncode, errors
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def step_line(step, **data):

@@ -1,4 +1,4 @@
-"""One rank of `test_attention.py`: python packed_rank.py RANK PORT FOLDER MODEL
+"""One rank of `test_attention.py`: python packed_rank.py FOLDER MODEL
 
 Packed rows go through verl's engine, on two ranks. Each row alone goes through the model of
 transformers, with its eager attention. Writes how far outputs and gradients are apart at most.
@@ -9,30 +9,18 @@ import os
 import sys
 from pathlib import Path
 
-RANK, PORT, FOLDER, MODEL = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
-os.environ |= {
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": PORT,
-    "RANK": str(RANK),
-    "LOCAL_RANK": str(RANK),
-    "WORLD_SIZE": "2",
-}
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from transformers import AutoModelForCausalLM
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.engine import EngineRegistry
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-from verl.trainer.config import CheckpointConfig  # noqa: E402
-from verl.utils import tensordict_utils  # noqa: E402
-from verl.workers.config import (  # noqa: E402
-    FSDPEngineConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-)
-from verl.workers.engine import EngineRegistry  # noqa: E402
+from verl_gdpo.hooks import attention
 
-from verl_gdpo.hooks import attention  # noqa: E402
-
+RANK, FOLDER, MODEL = int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2]
 LENGTHS = ((5, 1, 9, 1, 1, 3), (7,))  # of the rows of each rank
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 CALLS = []

@@ -4,11 +4,11 @@
 
 Each place is a clean clone of this commit, in which two or more things differ from the usual.
 `--only space` runs the places whose name holds "space". It takes two cores for as long as all these
-runs do, and ends with a table.
+runs do, and ends with a line for each.
 
 As root it makes a user for the places of another user, and removes it. "Without bubblewrap" means
-a PATH of links to all programs but it. A clone has this checkout's environment, as hard links and
-with its paths changed, if both take the same Python; else `setup_env.sh` installs one.
+a PATH of links to all programs but it. `setup_env.sh` installs an environment in each place, from
+this user's cache of pip.
 """
 
 import argparse
@@ -29,8 +29,6 @@ from repository import REPO
 
 USER = "verl-gdpo-places"
 HIDDEN = ("bwrap",)
-STAMP = "verl_gdpo_env"
-COUNTS = ("passed", "failed", "errors", "skipped")
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,7 @@ class Run:
             shutil.copytree(REPO / ".mypy_cache", self.checkout / ".mypy_cache")
         (folder / "t").mkdir()
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+        self.environment.setdefault("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
         for name in ("TESTS_BASE_LENGTH", "COLUMNS", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"):
             self.environment.pop(name, None)
         if place.base:
@@ -109,29 +108,20 @@ class Run:
                 os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
         folder.chmod(place.mode)
 
-    def start(self, *command, **options):
-        user = self.user
-        ids = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
-        return subprocess.Popen(
-            command,
-            cwd=self.checkout,
-            env=self.environment,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            **ids,
-            **options,
-        )
-
-    def ask(self, *command):
-        with self.start(*command, stdout=subprocess.PIPE, text=True) as process:
-            answer = process.stdout.read().strip()
-        return answer if process.returncode == 0 else ""
-
     def test(self, arguments, log, limit):
         """The exit code of `tests/run.sh`, or "ended" after `limit` seconds."""
+        user = self.user
+        ids = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
         with log.open("w") as out:
-            process = self.start(
-                *("bash", "tests/run.sh", *arguments), stdout=out, stderr=subprocess.STDOUT
+            process = subprocess.Popen(
+                ["bash", "tests/run.sh", *arguments],
+                cwd=self.checkout,
+                env=self.environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                **ids,
             )
             try:
                 return process.wait(limit)
@@ -143,90 +133,30 @@ class Run:
                         os.killpg(process.pid, number)
                         process.wait(20)
 
-    def take_environment(self):
-        """Give the clone this checkout's environment, if that fits."""
-        source = (REPO / ".venv").resolve()
-        if not (source / STAMP).exists():
-            return
-        extras, rest = (source / STAMP).read_text().strip().split(" ", 1)
-        old, version, digest = rest.rsplit(" ", 2)
-        python = self.ask("./setup_env.sh", "python", "cpu", "dev")
-        asked = "import sys; print(sys.version.split()[0], sys.base_prefix, sep='\\n')"
-        own, base = self.ask(python, "-c", asked).split("\n")
-        if own.split(".")[:2] != version.split(".")[:2]:
-            return
-        made = self.folder / "environment"
-        if subprocess.run(["cp", "-al", str(source), str(made)]).returncode:
-            shutil.rmtree(made)  # on another disk
-            return
-        for path in (*made.glob("bin/*"), *made.glob("lib/*/site-packages/*verl_gdpo*/*.json")):
-            replace_in(path, {str(source): str(made), old: str(self.checkout)})
-        for path in made.glob("lib/*/site-packages/__editable__*verl_gdpo*"):
-            replace_in(path, {f"{old}/": f"{self.checkout}/"})
-        for link in made.glob("bin/python*"):
-            link.unlink()
-            link.symlink_to(Path(base, "bin", f"python{own.rpartition('.')[0]}"))
-        replace_text(
-            made / "pyvenv.cfg",
-            f"home = {base}/bin\ninclude-system-site-packages = false\nversion = {own}\n",
-        )
-        replace_text(made / STAMP, f"{extras} {self.checkout} {own} {digest}\n")
-        (self.checkout / ".venv").symlink_to(made)
-
-
-def replace_in(path, changes):
-    with contextlib.suppress(UnicodeDecodeError):
-        if path.is_file() and not path.is_symlink():
-            old = text = path.read_text("utf-8")
-            for before, after in changes.items():
-                text = text.replace(before, after)
-            if text != old:
-                replace_text(path, text)
-
-
-def replace_text(path, text):
-    """Write a new file in its place: the old one has another link elsewhere."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text, "utf-8")
-    shutil.copymode(path, new)
-    new.replace(path)
-
 
 def result(place, code, log, seconds):
-    """The cells of the place in the table: how it ended, and pytest's counts."""
-    lines = re.findall(
+    """How it ended, with pytest's counts."""
+    counts = re.findall(
         r"^=* ?((?:\d+ \w+,? ?)+) in [\d.]+s.*$", log.read_text(errors="replace"), re.M
     )
-    counts = dict.fromkeys(COUNTS, 0)
-    for number, what in re.findall(r"(\d+) (\w+)", lines[-1] if lines else ""):
-        counts[what if what != "error" else "errors"] = int(number)
     how = {0: "passed", "ended": "ended: too long"}.get(code, f"exit code {code}")
-    return [place.name, how, *(str(counts[name]) for name in COUNTS), f"{seconds:.0f}"]
-
-
-def show(rows):
-    header = ["place", "result", *COUNTS, "seconds"]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, ["-" * width for width in widths], *rows):
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        print("  ".join(cells).rstrip(), flush=True)
+    return f"{how} in {seconds:.0f} s, {counts[-1] if counts else 'no counts'}: {place.name}"
 
 
 def run_all(places, arguments, limit, folder, user):
-    rows = []
+    lines = []
     for number, place in enumerate(places, 1):
         print(f"== {place.name}: {folder}/{number:02}.log", flush=True)
         begun = time.monotonic()
         run = Run(place, folder / f"{number:02}", user if place.other_user else None)
         log = folder / f"{number:02}.log"
         try:
-            run.take_environment()
             code = run.test(arguments, log, limit)
         finally:
             shutil.rmtree(run.folder)
-        rows.append(result(place, code, log, time.monotonic() - begun))
-        show(rows[-1:])
-    return rows
+        lines.append(result(place, code, log, time.monotonic() - begun))
+        print(lines[-1], flush=True)
+    return lines
 
 
 def main():
@@ -248,10 +178,9 @@ def main():
     folder.chmod(0o755)
     makes_user = is_root and any(place.other_user for place in places)
     with another_user() if makes_user else contextlib.nullcontext() as user:
-        rows = run_all(places, given.arguments, 60 * given.minutes, folder, user)
-    print(f"\nLogs: {folder}")
-    show(rows)
-    return int(any(row[1] != "passed" for row in rows))
+        lines = run_all(places, given.arguments, 60 * given.minutes, folder, user)
+    print(f"\nLogs: {folder}", *lines, sep="\n")
+    return int(not all(line.startswith("passed ") for line in lines))
 
 
 if __name__ == "__main__":

@@ -114,12 +114,6 @@ KEY = os.environ["KEY_OF_A_JUDGE"]
 
 POSITIONS = 1024
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-STRICT = "{{ raise_exception('no system, please') if messages[0]['role'] == 'system' }}"
-
-MANNERS = (
-    "Say as little as you can before you do it, and nothing at all after it. Nobody reads it, "
-    "and nobody will."
-)
 
 
 def arguments_of(line, data):
@@ -147,7 +141,6 @@ def write_check_data(folder):
     write("no_truth", [{**row, "reward_model": {"ground_truth": [1]}} for row in rows])
     write("text", [{**row, "reward_model": "gold"} for row in rows])
     write("text_prompts", [{**row, "prompt": "Weather in Oslo?"} for row in rows])
-    write("wordy", [{**row, "prompt": [{"role": "user", "content": MANNERS}]} for row in rows])
     write("same", [{**row, "prompt": rows[0]["prompt"]} for row in rows])
     write(
         "silent",
@@ -169,7 +162,7 @@ def write_check_data(folder):
     (folder / "good.jsonl").write_text("\n".join(lines))
     (folder / "rewards.py").write_text(REWARDS)
     (folder / "keyless.py").write_text(KEYLESS)
-    for name, template in {"model": TEMPLATE, "base_model": None, "strict_model": STRICT}.items():
+    for name, template in {"model": TEMPLATE, "base_model": None}.items():
         write_model_without_weights(folder / name, template)
     (folder / "broken.py").write_text("import no_such_module\n")
     save_checkpoint(folder / "finished", 30)

@@ -12,6 +12,10 @@ REWARD_FILE = Path(varied_reward.__file__)
 
 
 def overrides(assets, *more, scorer="compute_score"):
+    scoring = (
+        f"reward.custom_reward_function.path={quoted(str(REWARD_FILE))}",
+        f"reward.custom_reward_function.name={scorer}",
+    )
     return [
         f"data.train_files={quoted(f'{assets}/train.parquet')}",
         f"data.val_files={quoted(f'{assets}/test.parquet')}",
@@ -21,14 +25,7 @@ def overrides(assets, *more, scorer="compute_score"):
         f"actor_rollout_ref.model.path={quoted(f'{assets}/model')}",
         *SIZES,
         "actor_rollout_ref.actor.optim.lr=1e-3",
-        *(
-            [
-                f"reward.custom_reward_function.path={quoted(str(REWARD_FILE))}",
-                f"reward.custom_reward_function.name={scorer}",
-            ]
-            if scorer
-            else []
-        ),
+        *(scoring if scorer else ()),
         "trainer.total_epochs=10",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",

@@ -8,14 +8,16 @@ from pathlib import Path
 
 
 def run_two_ranks(script, *arguments):
-    """The script gets its rank, a free port, and the arguments; both have to end with 0."""
+    """The script gets the arguments, and torch's variables; both have to end with 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    environment = {**os.environ, **group, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, Path(__file__).with_name(script), str(rank), port, *arguments],
-            env={**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
+            [sys.executable, Path(__file__).with_name(script), *arguments],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

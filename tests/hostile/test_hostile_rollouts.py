@@ -14,12 +14,6 @@ A, B, C = {"a": 0.0, "b": 3.0}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": -1.0}
 FAILED = RuntimeError("the server is gone")
 
 
-def test_healthy_groups(stage):
-    prompts = [[A, B], [B, C]]
-    for mode in ("sync", "colocate_async"):
-        assert stage.train(prompts, mode=mode).advantages == oracle_of(prompts)
-
-
 def test_groups_of_different_size_and_padding(stage):
     prompts = [[A], [A, B], [C, B, A], [A, A, B, B, C]]
     played = stage.train(prompts)

@@ -12,6 +12,7 @@ from executable import program
 from ray_session import ray_folder
 from repository import REPO
 
+from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.folder import read_metrics
 
 PAGE = (REPO / "docs" / "adding_a_task.md").read_text()
@@ -75,8 +76,7 @@ def check_training(folder):
     """Two steps, whose rewards are those of the task's scorer."""
     assert sorted(read_metrics(folder)) == [0, 1, 2]
     for step in (1, 2):
-        text = (folder / "rollouts" / f"{step}.jsonl").read_text()
-        rows = [json.loads(line) for line in text.split("\n")[:-1]]
+        rows = read_dump(folder / "rollouts" / f"{step}.jsonl")
         assert {row["data_source"] for row in rows} == {"echo"}
         for row in rows:
             said = row["output"].partition("<say>")[2].partition("</say>")[0].strip()

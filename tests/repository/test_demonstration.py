@@ -7,7 +7,6 @@ import statistics
 
 import pytest
 from composed_recipes import RECIPES
-from pages import PAGES
 from quick_composition import compose_quickly
 from repository import REPO
 from run_folder_writer import write_metrics
@@ -137,17 +136,8 @@ def test_an_arm_that_fails_ends_the_others_and_shows_its_last_lines(tmp_path, ca
     assert out == "        gdpo  [ 1 s] step\n" and "why\n" in err
 
 
-def test_the_numbers_of_the_page_and_the_picture_are_those_of_the_data():
-    rows = re.findall(r"^\| (\d) \| (.+) \|$", PAGES["docs/evidence.md"], re.M)
-    curves = {(c.seed, c.reward, c.arm): c for c in demonstration.read_curves()}
-    assert {int(seed) for seed, _ in rows} == {seed for seed, _, _ in curves}
-    for seed, numbers in rows:
-        ends = [
-            f"{curves[int(seed), reward, arm].end:{form}}"
-            for reward, form in results.REWARDS.items()
-            for arm in command.ARMS
-        ]
-        assert numbers.split(" | ") == ends
+def test_the_picture_names_the_means_of_the_data():
+    """The page is made from the same data: `test_experiments.py`."""
     left, _ = figure.demonstration().axes
     ends = [statistics.mean(c.end for c in demonstration.of(a, "format")) for a in figure.ARMS]
     assert [text.get_text()[-4:] for text in left.texts] == [f"{end:.2f}" for end in ends]

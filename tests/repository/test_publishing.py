@@ -44,11 +44,6 @@ def test_an_index_gets_no_relative_link():
     assert not re.findall(r"\]\((?!https?:|#)", made)
 
 
-def test_the_forms_ask_for_what_check_prints():
-    forms = [REPO / name for name in FILES if re.match(r"\.github/(ISSUE.*/w|pull_request)", name)]
-    assert len(forms) == 3 and all("`verl-gdpo check`" in form.read_text() for form in forms)
-
-
 def test_a_workflow_may_read_and_two_jobs_more():
     rights = {"tell": {"issues": "write"}, "publish": {"contents": "read", "id-token": "write"}}
     for workflow in WORKFLOWS.values():

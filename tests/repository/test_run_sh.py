@@ -88,6 +88,10 @@ def call(checkout, *arguments, script=None, hardware="cpu"):
     )
 
 
+def run_sh(checkout, *arguments):
+    return call(checkout, *arguments, script=checkout / "run.sh", hardware=None)
+
+
 def stages(checkout):
     """{module, with its command: (folder, arguments)} of what was run."""
     found = {}
@@ -185,8 +189,7 @@ def test_a_folder_for_temporary_files_that_is_not_there(checkout, monkeypatch):
 
 
 def test_another_task(checkout):
-    task = {"script": checkout / "run.sh", "hardware": None}
-    done = call(checkout, "gsm8k", "hardware=cpu", **task)
+    done = run_sh(checkout, "gsm8k", "hardware=cpu")
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
     assert overrides(ran["verl_gdpo.run.launch"][1])["task"] == "gsm8k"
@@ -194,7 +197,7 @@ def test_another_task(checkout):
     policy = ran["workshop.tiny_policy"][1][-4:]
     rows = f"{checkout}/data/gsm8k_tiny/train.parquet"
     assert policy == ["--data", rows, "--out", f"{checkout}/data/gsm8k_policy"]
-    call(checkout, "gsm8k", "hardware=cpu", "data_dir=für my data", **task)
+    run_sh(checkout, "gsm8k", "hardware=cpu", "data_dir=für my data")
     ran, data = stages(checkout), checkout.parent / "deep" / "home" / "für my data"
     assert ran["data_prep"][1][-2:] == ["--out", f"{data}/gsm8k_tiny"]
     assert ran["workshop.tiny_policy"][1][-1] == f"{data}/gsm8k_policy"
@@ -202,9 +205,7 @@ def test_another_task(checkout):
     *_, run = sorted((checkout / "runs").iterdir())
     assert run.name.startswith("gsm8k-")
     save_checkpoint(run / "checkpoints", 3)
-    resume = ("hardware=cpu", "--resume")
-    done = call(checkout, "gsm8k", *resume, script=checkout / "run.sh", hardware=None)
-    assert done.returncode == 0
+    assert run_sh(checkout, "gsm8k", "hardware=cpu", "--resume").returncode == 0
     assert launched(checkout)[0] == run
     assert "nothing to resume" in call(checkout, "--resume").stderr
 
@@ -214,26 +215,22 @@ def test_a_task_with_a_model_of_the_hub_needs_no_tiny_policy(checkout):
         REPO / "recipes" / "task_on_hardware", checkout / "recipes" / "task_on_hardware"
     )
     (checkout / "recipes" / "task" / "constraints.yaml").touch()
-    task = {"script": checkout / "run.sh", "hardware": None}
     for model in ([], ["actor_rollout_ref.model.path=m"]):
-        assert call(checkout, "constraints", "hardware=cpu", *model, **task).returncode == 0
+        assert run_sh(checkout, "constraints", "hardware=cpu", *model).returncode == 0
         ran = stages(checkout)
         assert {"data_prep", "verl-gdpo fetch"} <= {*ran} and "workshop.tiny_policy" not in ran
         model_key = "actor_rollout_ref.model.path"
         assert overrides(ran["verl_gdpo.run.launch"][1]).get(model_key) == ("m" if model else None)
-    call(checkout, "gsm8k", "hardware=cpu", **task)
+    run_sh(checkout, "gsm8k", "hardware=cpu")
     ran = stages(checkout)
     assert "workshop.tiny_policy" in ran and "verl-gdpo fetch" not in ran
 
 
 def test_a_task_that_is_not_there(checkout):
     for arguments in (["gsm9k"], ["hardware=cpu"], []):
-        done = call(checkout, *arguments, script=checkout / "run.sh", hardware=None)
+        done = run_sh(checkout, *arguments)
         assert done.returncode == 2 and "expected a task first" in done.stderr
-    assert (
-        "one of: gsm8k tool_rl, or another with"
-        in call(checkout, "gsm9k", script=checkout / "run.sh", hardware=None).stderr
-    )
+    assert "one of: gsm8k tool_rl, or another with" in run_sh(checkout, "gsm9k").stderr
     assert stages(checkout) == {}
 
 
@@ -246,15 +243,14 @@ def test_the_runs_exit_code(checkout, monkeypatch):
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
 def test_what_is_overridden_is_not_made(checkout, prefix):
     made = {"data_prep", "workshop.tiny_policy"}
-    task = {"script": checkout / "run.sh", "hardware": None}
     own_model = prefix + "actor_rollout_ref.model.path=m"
-    call(checkout, "gsm8k", "hardware=cpu", *(prefix + key for key in OWN_DATA), own_model, **task)
+    run_sh(checkout, "gsm8k", "hardware=cpu", *(prefix + key for key in OWN_DATA), own_model)
     assert not made & {*stages(checkout)}
     partly = (prefix + OWN_DATA[0], "+text='a data.val_files=b'")
-    call(checkout, "gsm8k", "hardware=cpu", *partly, **task)
+    run_sh(checkout, "gsm8k", "hardware=cpu", *partly)
     assert made <= {*stages(checkout)}
     # a policy has rows, also where the user trains on others
-    call(checkout, "gsm8k", "hardware=cpu", *OWN_DATA, **task)
+    run_sh(checkout, "gsm8k", "hardware=cpu", *OWN_DATA)
     assert made <= {*stages(checkout)}
     call(checkout, own_model)
     assert launched(checkout)[1]["actor_rollout_ref.model.path"] == "m"
@@ -475,28 +471,8 @@ if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
     assert "as it is: verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0\n" in done.stdout
 
 
-# What nvidia-smi prints for the fields that are asked, on machines as people have them, and then
-# what run.sh says, and the keys that it sets. Sizes of cards are tried by tests/tools/test_gpus.py
+# as nvidia-smi prints it; tests/tools/test_gpus.py has other machines
 A100 = "NVIDIA A100-SXM4-80GB, 81920"
-RTX_5090 = "NVIDIA GeForce RTX 5090, 32607"
-ON_8 = {"hardware": "8gpu"}
-MACHINES = {
-    "8 x A100 80 GB": ([A100] * 8, 0, "found 8 GPUs (NVIDIA A100-SXM4-80GB)", ON_8),
-    "6 x RTX 3090": (
-        ["NVIDIA GeForce RTX 3090, 24576"] * 6,
-        *(0, "4 of them are used: the recipes' batches", ON_8 | {"trainer.n_gpus_per_node": 4}),
-    ),
-    "mixed": (
-        [RTX_5090, "NVIDIA GeForce RTX 3090 Ti, 24564"],
-        *(0, "RTX 3090 Ti, NVIDIA GeForce RTX 5090)", ON_8 | {"trainer.n_gpus_per_node": 2}),
-    ),
-    "RTX 5090": (
-        *([RTX_5090], 0, ""),
-        {"actor_rollout_ref.actor.fsdp_config.offload_policy": True},
-    ),
-    "GB10": (["NVIDIA GB10, [N/A]"], 2, "GPU NVIDIA GB10: nvidia-smi says memory [N/A]", {}),
-    "none": ([], 0, "found 0 GPUs", {"hardware": "cpu"}),
-}
 # the module itself, on a machine that has no device of its own
 LOOK = f"""
 import importlib.util, sys
@@ -515,36 +491,19 @@ def on_machine(checkout, lines):
     (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(LOOK)
 
 
-def composed_of(checkout):
-    """What was launched, composed and validated as verl does."""
+def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
+    on_machine(checkout, ["NVIDIA GB10, [N/A]"])
+    done = call(checkout, hardware=None)
+    assert done.returncode == 2 and stages(checkout) == {}
+    assert "GPU NVIDIA GB10: nvidia-smi says memory [N/A]" in done.stderr
+    assert "give hardware=1gpu or hardware=8gpu" in done.stderr
+    assert call(checkout, hardware="1gpu").returncode == 0
     _, arguments = stages(checkout)["verl_gdpo.run.launch"]
-    given = arguments[arguments.index("train") + 1 :]
+    assert overrides(arguments)["hardware"] == "1gpu" and TOKENS not in overrides(arguments)
     # with places of its own, each configuration would be composed anew
+    given = arguments[arguments.index("train") + 1 :]
     config = composed(*(one for one in given if not one.startswith(("run_dir=", "data_dir="))))
     validate_config(config, need_reference_policy(config), need_critic(config))
-    return overrides(arguments), config
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_machines(checkout, name):
-    lines, code, said, keys = MACHINES[name]
-    on_machine(checkout, lines)
-    done = call(checkout, hardware=None)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
-    if code:
-        assert stages(checkout) == {}
-        return
-    given, config = composed_of(checkout)
-    assert given.items() >= keys.items()
-    assert config.trainer.device == ("cuda" if lines else "cpu")
-
-
-def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
-    on_machine(checkout, MACHINES["GB10"][0])
-    assert "give hardware=1gpu or hardware=8gpu" in call(checkout, hardware=None).stderr
-    assert call(checkout, hardware="1gpu").returncode == 0
-    given, _ = composed_of(checkout)
-    assert given["hardware"] == "1gpu" and TOKENS not in given
 
 
 FOUND = "hydra.searchpath=[pkg://echo_task.recipes]"
@@ -552,8 +511,7 @@ FOUND = "hydra.searchpath=[pkg://echo_task.recipes]"
 
 def call_echo(checkout, *arguments):
     """A start of a task whose recipe is in another distribution."""
-    script = checkout / "run.sh"
-    return call(checkout, "echo", *OWN_DATA, *arguments, script=script, hardware=None)
+    return run_sh(checkout, "echo", *OWN_DATA, *arguments)
 
 
 def test_a_recipe_of_another_distribution(checkout):

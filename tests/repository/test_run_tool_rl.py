@@ -5,7 +5,6 @@ that vary.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -15,12 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import varied_reward
+from processes import marked
 from repository import REPO, tracked_files
 from rollout_check import SIZES, check_rollouts
 
+from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.run.resume import quoted
 from verl_gdpo.tasks.tool_rl.rows import make_rows
@@ -101,21 +101,8 @@ def start(checkout, *arguments, mark):
     )
 
 
-def alive(mark):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_shellcheck(script):
-    done = subprocess.run(["bash", "-n", REPO / script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
     shellcheck = Path(sys.prefix) / "bin" / "shellcheck"
     done = subprocess.run([shellcheck, REPO / script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -127,15 +114,13 @@ def trained(checkout):
     process = start(checkout, mark="whole")
     output, _ = process.communicate(timeout=480)
     assert process.returncode == 0, output
-    assert not alive("whole")
+    assert not marked(MARK, "whole")
     (run,) = (checkout / "runs").iterdir()
     return run, output
 
 
 def dump(run, step):
-    """The rows of one step's rollout dump."""
-    text = (run / "rollouts" / f"{step}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return read_dump(run / "rollouts" / f"{step}.jsonl")
 
 
 def test_from_nothing_to_the_table(checkout, trained):
@@ -201,7 +186,7 @@ def stop_at(text, process, number, exit_code, mark):
     process.send_signal(number)
     stopped = time.monotonic()
     assert process.wait(15) == exit_code, "".join(lines)
-    assert not alive(mark)
+    assert not marked(MARK, mark)
     assert time.monotonic() - stopped < 15
     process.stdout.close()
     return "".join(lines)

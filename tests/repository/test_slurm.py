@@ -5,6 +5,7 @@ import re
 import subprocess
 
 from composed_recipes import composed
+from executable import program
 from pages import PAGES
 from repository import REPO
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -39,10 +40,8 @@ esac
 
 def run(tmp_path, *arguments):
     folder = tmp_path / "bin"
-    folder.mkdir()
     for name, text in STAND_INS.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
+        program(folder / name, f"#!/bin/bash\n{text}\n")
     environment = {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "CALLS": str(tmp_path / "calls"),

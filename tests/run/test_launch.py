@@ -9,7 +9,8 @@ import sys
 
 import psutil
 import pytest
-from launched import children_of, driver, is_alive, launcher, start, wait_for, with_steps
+from launched import children_of, driver, launcher, start, with_steps
+from processes import is_alive, wait_for
 
 from verl_gdpo.run import processes
 from verl_gdpo.run.launch import launch

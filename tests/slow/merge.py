@@ -1,5 +1,6 @@
 """What verl's FSDP engine saves from two ranks, also with LoRA, is merged without a loss."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +20,9 @@ LORA = ("model.lora_rank=4", "model.lora_alpha=8", "model.target_modules=all-lin
 def test_two_ranks(tmp_path, settings):
     model = make_chat_model(tmp_path / "model")
     actor = tmp_path / "global_step_5" / "actor"
-    subprocess.run(
-        [sys.executable, "-W", "ignore", ENGINE, "2", "save", actor, model, *settings],
-        check=True,
-        timeout=300,
-    )
+    case = ["save", str(actor), str(model), *settings]
+    command = [sys.executable, "-W", "ignore", ENGINE, "2", json.dumps([case])]
+    subprocess.run(command, check=True, timeout=300)
     policy = find_policy(tmp_path / "global_step_5")
     assert policy.step == 5
     merged, before = (load_file(one / "model.safetensors") for one in (policy.model, model))

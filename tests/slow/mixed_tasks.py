@@ -5,9 +5,12 @@ The tasks share some names of rewards and lack the others: tool calls and GSM8K 
 """
 
 import json
+import re
 
 import oracle
 import pytest
+import yaml
+from repository import REPO
 from rollout_check import BATCH, SAMPLES, SIZES
 from start_verl import run_verl
 
@@ -24,15 +27,10 @@ REWARDS = {
     "verl_gdpo/gsm8k": {"format", "correctness", "integer"},
     "verl_gdpo/coding": {"pass", "length", "bug"},
 }
-# the line of recipes/README.md
-WEIGHTS = {
-    "format": 1.0,
-    "correctness": 1.0,
-    "integer": 1.0,
-    "pass": 2.0,
-    "length": 1.0,
-    "bug": 1.0,
-}
+[LINE] = re.findall(
+    r"'(\+\+algorithm.gdpo.rewards=.* pass: .*)'\n", (REPO / "recipes/README.md").read_text()
+)
+WEIGHTS = yaml.safe_load(LINE.partition("=")[2])
 NAMES = [*WEIGHTS]
 STEPS = 2
 
@@ -110,7 +108,7 @@ def test_three_tasks_in_each_batch(folders, policy, tmp_path):
             f"actor_rollout_ref.model.path={policy}",
             *SIZES,
             "+reward.reward_kwargs.length_needs_pass=true",  # of the coding task alone
-            f"++algorithm.gdpo.rewards={{{', '.join(f'{n}: {w}' for n, w in WEIGHTS.items())}}}",
+            LINE,
             f"trainer.total_training_steps={STEPS}",
             f"trainer.test_freq={STEPS}",
             "trainer.val_before_train=False",

@@ -77,7 +77,6 @@ def test_two_nodes_train_and_stay(assets, tmp_path):
         subprocess.run(bystander, env=environment, cwd=nodes.folder, check=True, timeout=120)
         assert nodes.actors("Bystander")
         before = lasting(nodes)
-        start = time.monotonic()
         run = run_verl(
             tmp_path,
             overrides(
@@ -86,7 +85,6 @@ def test_two_nodes_train_and_stay(assets, tmp_path):
             ),
             **nodes.token,
         )
-        print(f"{time.monotonic() - start:.0f} s, exit code {run.exit_code}")
         assert run.exit_code == 0, run.last_lines()
         deadline = time.monotonic() + ENDED_SECONDS
         while (now := lasting(nodes)) != before:
@@ -110,9 +108,7 @@ def test_two_nodes_train_and_stay(assets, tmp_path):
 
 def end_of(training, launcher, *said):
     """The run ends in time, and says why."""
-    start = time.monotonic()
     exit_code, output = training.end_of(launcher, ENDED_SECONDS)
-    print(f"{time.monotonic() - start:.0f} s, exit code {exit_code}: {output}")
     assert exit_code == 1 and any(one in output for one in said), output
 
 
@@ -185,9 +181,7 @@ def test_nodes_with_another_package_are_named(assets, tmp_path, monkeypatch):
         nodes.start(HEAD)
         nodes.start(OTHER, python_without_us(tmp_path / "without"), PYTHONPATH="")
         nodes.start(THIRD, PYTHONPATH=str(other))
-        start = time.monotonic()
         run = run_verl(tmp_path / "run", overrides(assets, *on(nodes)), **nodes.token)
-        print(f"{time.monotonic() - start:.0f} s, exit code {run.exit_code}")
     check_error(run, f"RuntimeError: verl-gdpo is not the same .* {OTHER}: ModuleNotFoundError: ")
     check_error(run, f"No module named 'verl_gdpo'; {THIRD}: [0-9a-f]{{12}}. Install")
     assert "Loading weights" not in run.output

@@ -15,10 +15,7 @@ from broken_training import SAVED, Training, check_resumed, train_until_killed
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
-from verl.utils.torch_functional import (
-    get_constant_schedule_with_warmup,
-    get_cosine_schedule_with_warmup,
-)
+from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 
 from verl_gdpo.run.starts import starts_of
 from workshop.tiny_policy.model import make_tiny_model
@@ -48,15 +45,11 @@ def after_resume(**changed):
     return torch.cat([*batches]).tolist(), torch.cat([*resumed]).tolist()
 
 
-def test_a_resume_goes_on_with_the_rows_that_are_left():
-    expected, found = after_resume()
+@pytest.mark.parametrize("changed", [{}, {"seed": 1}, {"batch": BATCH // 2}], ids=str)
+def test_a_resume_goes_on_with_the_rows_that_are_left(changed):
+    """verl divides its steps by the number of batches to know in which epoch it is."""
+    expected, found = after_resume(**changed)
     assert found == expected and len(found) == ROWS - TAKEN * BATCH
-
-
-def test_another_seed_has_no_effect():
-    expected, found = after_resume(seed=1)
-    assert found == expected
-    assert torch.cat([*loader(seed=1)]).tolist() != torch.cat([*loader()]).tolist()
 
 
 def test_more_rows_are_another_order():
@@ -67,22 +60,6 @@ def test_more_rows_are_another_order():
     assert seen & {*found}
 
 
-def test_another_batch_size_keeps_the_position_and_moves_the_epochs():
-    """verl divides its steps by the length of the new loader to know in which epoch it is."""
-    expected, found = after_resume(batch=BATCH // 2)
-    assert found == expected
-    assert len(loader(batch=BATCH // 2)) == 2 * len(loader())
-
-
-def test_shuffling_is_not_switched_off():
-    """The place in the random order is no place in the order of the file."""
-    try:
-        expected, found = after_resume(shuffle=False)
-    except (AssertionError, KeyError, TypeError, AttributeError, ValueError):
-        return
-    assert {*found} != {*expected}
-
-
 def test_other_numbers_of_loader_workers_are_an_error():
     with pytest.raises(AssertionError):
         after_resume(workers=2)
@@ -90,21 +67,6 @@ def test_other_numbers_of_loader_workers_are_an_error():
 
 def optimizer(**settings):
     return torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], **settings)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({"lr": 1e-3}, {"lr": 2e-3}),
-        ({"weight_decay": 0.01}, {"weight_decay": 0.1}),
-        ({"betas": (0.9, 0.999)}, {"betas": (0.8, 0.9)}),
-    ],
-)
-def test_the_settings_of_the_optimizer_come_from_the_checkpoint(before, after):
-    resumed = optimizer(**after)
-    resumed.load_state_dict(optimizer(**before).state_dict())
-    (key,) = before
-    assert resumed.param_groups[0][key] == before[key]
 
 
 def rate_after_resume(make, before, after, at=30):
@@ -122,16 +84,9 @@ def rate_after_resume(make, before, after, at=30):
     return was, resumed.get_last_lr()[0]
 
 
-def test_more_steps_move_a_cosine_rate_and_no_constant_one():
-    def cosine(of, steps):
-        return get_cosine_schedule_with_warmup(of, 0, steps)
-
-    def constant(of, steps):
-        return get_constant_schedule_with_warmup(of, 0)
-
-    was, now = rate_after_resume(cosine, 100, 1000)
+def test_more_steps_move_a_cosine_rate():
+    was, now = rate_after_resume(lambda of, n: get_cosine_schedule_with_warmup(of, 0, n), 100, 1000)
     assert was == pytest.approx(0.79, abs=0.01) and now > 0.99
-    assert rate_after_resume(constant, 100, 1000) == (1.0, 1.0)
 
 
 LORA = "model.lora_rank=4"
@@ -179,10 +134,11 @@ def loaded(saved):
 
 def engine(ranks, what, folder, cases):
     """The process of `checkpoint_engine.py`, at its end."""
-    words = []
-    for name, model, settings in cases:
-        words += ["--", what, str(folder / f"of_{name}"), str(folder / model), *settings]
-    command = [sys.executable, "-W", "ignore", checkpoint_engine.__file__, str(ranks), *words[1:]]
+    told = [
+        [what, f"{folder}/of_{name}", f"{folder}/{model}", *more] for name, model, more in cases
+    ]
+    script = [checkpoint_engine.__file__, str(ranks), json.dumps(told)]
+    command = [sys.executable, "-W", "ignore", *script]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from parity_batch import PARITY_REWARDS
 from trl import GRPOTrainer
 
 from verl_gdpo import compute_gdpo_advantage
@@ -101,13 +102,7 @@ def test_missing_rewards(num_generations, seed):
 
 
 def test_the_parity_batch():
-    rewards_BK = torch.tensor(
-        [
-            *([1, 1], [1, 0], [0, 1], [0, 0]),
-            *([3, 1], [3, 1], [-3, 1], [0.5, 1]),
-            *([2, 0], [2, 0], [2, 0], [2, 0]),
-        ]
-    )
+    rewards_BK = torch.tensor(PARITY_REWARDS)
     expected = trls(rewards_BK, torch.ones(2), 4)
     table = [1.915, 0, 0, -1.915, 0.827, 0.827, -1.509, -0.146, 0, 0, 0, 0]
     assert expected.tolist() == pytest.approx(table, abs=1e-3)

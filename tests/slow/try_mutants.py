@@ -9,14 +9,8 @@ from mutants import MUTANTS
 from repository import REPO
 
 COPIED = (
-    "verl_gdpo",
-    "tests",
-    "data_prep",
-    "docs",
-    "workshop",
-    "recipes",
-    "pyproject.toml",
-    "README.md",
+    *("verl_gdpo", "tests", "data_prep", "docs", "workshop", "recipes"),
+    *("pyproject.toml", "README.md"),
 )
 TESTS_FAILED = 1  # pytest's exit status if a test failed; other statuses mean that no test ran
 

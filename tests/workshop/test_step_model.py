@@ -6,6 +6,7 @@ from composed_recipes import RECIPES
 from workshop.benchmarks import step_model
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
 from workshop.benchmarks.step_model import forward_flops as flops_of
+from workshop.gpu_kit.made_work import QWEN_1_5B
 
 
 def test_the_shape_of_the_model():
@@ -13,15 +14,11 @@ def test_the_shape_of_the_model():
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    config = Qwen2Config(
-        vocab_size=TOOL_RL.shape.vocabulary,
-        hidden_size=TOOL_RL.shape.hidden,
-        intermediate_size=8960,
-        num_hidden_layers=TOOL_RL.shape.layers,
-        num_attention_heads=TOOL_RL.attention // 128,
-        num_key_value_heads=TOOL_RL.keys // 128,
-        tie_word_embeddings=TOOL_RL.shape.tied,
-    )
+    config = Qwen2Config(**QWEN_1_5B)
+    sizes = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
+    assert sizes == (TOOL_RL.shape.layers, TOOL_RL.shape.hidden, TOOL_RL.shape.vocabulary)
+    assert TOOL_RL.attention == 128 * config.num_attention_heads
+    assert TOOL_RL.keys == 128 * config.num_key_value_heads
     with torch.device("meta"):
         model = Qwen2ForCausalLM(config)
     assert sum(p.numel() for p in model.parameters()) == TOOL_RL.shape.parameters

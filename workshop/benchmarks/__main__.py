@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from workshop.benchmarks import coding, estimator, loading, run, scoring
+from workshop.benchmarks import coding, estimator, run, scoring
 from workshop.benchmarks.measure import Row, table
 
 
@@ -42,34 +42,22 @@ def main() -> int:
 
 
 def step_rows(_: torch.device) -> Iterator[Row]:
-    from workshop.benchmarks import (
-        step,  # imports verl's trainer, which the other benchmarks do not need
-    )
+    from workshop.benchmarks import step  # imports verl's trainer, which the others do not need
 
     return step.rows()
 
 
 BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     "estimator": estimator.rows,
-    "advantage": estimator.advantage_rows,
     "metrics": estimator.metrics_rows,
     "scoring": lambda _: scoring.time_rows(),
     "coding": lambda _: coding.time_rows(),
-    "loading": lambda _: loading.rows(),
     "step": step_rows,
     "run": lambda _: run.rows(),
 }
-DEFAULT = (
-    "estimator",
-    "advantage",
-    "metrics",
-    "scoring",
-    "coding",
-)  # the step takes 10 minutes and 10 GB, and starts Ray
-TIMES = (
-    "times are the fastest of alternating calls; of advantage, their medians; for a step, the pair "
-    "with the median ratio"
-)
+# the step takes 10 minutes and 10 GB, and starts Ray
+DEFAULT = ("estimator", "metrics", "scoring", "coding")
+TIMES = "times are the fastest of alternating calls; for a step, the pair with the median ratio"
 
 
 def machine(device: torch.device) -> str:

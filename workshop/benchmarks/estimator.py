@@ -1,21 +1,15 @@
-"""Compares the estimator with verl's built-in `gdpo` and with the floor, one multiplication.
+"""Compares the estimator with verl's built-in `gdpo`.
 
-Both estimators get the keyword arguments of verl's `compute_advantage`, with the rewards in columns
-of `non_tensor_batch`. The floor only multiplies one number per sample with the token mask.
-
-Where the memory comes from decides much of these times. Each call fills memory that is new to the
-process: glibc returns blocks of this size to the kernel when a result is freed. torch's blocks have
-pages of 4 KiB. numpy, which holds our results, asks the kernel for huge pages, and gets them unless
-/sys/kernel/mm/transparent_hugepage/enabled says `never`. `advantage_rows` measures both.
+Both get the keyword arguments of verl's `compute_advantage`, with the rewards in columns of
+`non_tensor_batch`. Each call fills memory that is new to the process: glibc returns blocks of this
+size to the kernel when a result is freed.
 """
 
-import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +17,6 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage as built_in
 
-from verl_gdpo.algorithm.advantage import compute_gdpo_advantage
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -34,9 +27,7 @@ from workshop.benchmarks.measure import Row, peak_bytes, seconds_of
 PROMPT_TOKENS = 16
 PAPER_SIZES = ((512, 4), (512, 16))  # (prompts, samples per prompt) of a step
 METRICS_SIZES = ((2048, 4), (512, 16))  # both 8,192 samples
-BUILT_IN_GOAL, FLOOR_GOAL, MEMORY_GOAL = 50.0, 3.0, 1.5
-ADVANTAGE_GOAL = 1.3  # of the floor's time, with the int64 mask of verl
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+BUILT_IN_GOAL, MEMORY_GOAL = 50.0, 1.5
 METRICS_LIMIT = 0.010  # seconds, for 8,192 samples with 2 rewards
 
 Draw = Callable[[np.random.Generator, int], Any]  # values of one reward
@@ -81,38 +72,6 @@ def verl_arguments(
     }
 
 
-def floor(scalar_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    return scalar_B[:, None] * mask_BT
-
-
-def floor_in_numpys_memory(scalar_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    advantages_BT = torch.from_numpy(np.empty(mask_BT.shape, dtype=np.float32))
-    return torch.mul(scalar_B[:, None], mask_BT, out=advantages_BT)
-
-
-def advantage_rows(_: torch.device) -> Iterator[Row]:
-    """Compare `compute_gdpo_advantage` with the floor, in medians, on the CPU, in both memories."""
-    huge = HUGE_PAGES.read_text().strip() if HUGE_PAGES.exists() else "unknown"
-    memories = {"torch's memory": floor, f"numpy's ({huge})": floor_in_numpys_memory}
-    rng = np.random.default_rng(0)
-    rewards_BK, ids = rng.integers(0, 4, (8192, 2)).astype(float), np.arange(8192) // 16
-    scalar_B = torch.randn(8192)
-    for dtype, (memory, product_of) in product(
-        (torch.int64, torch.bool, torch.float32), memories.items()
-    ):
-        length_B = torch.from_numpy(rng.integers(128, 1025, 8192))
-        mask_BT = (torch.arange(1024)[None, :] < length_B[:, None]).to(dtype)
-        ours, theirs = seconds_of(
-            partial(compute_gdpo_advantage, rewards_BK, ids, mask_BT),
-            partial(product_of, scalar_B, mask_BT),
-            torch.device("cpu"),
-            of=statistics.median,
-        )
-        goal = ADVANTAGE_GOAL if dtype == torch.int64 else None
-        size = f"512x16x2, 1024 tokens, {str(dtype).removeprefix('torch.')} mask"
-        yield Row("advantage", size, ours, f"floor, {memory}", theirs, "the peer's", goal)
-
-
 def rows(device: torch.device) -> Iterator[Row]:
     check_agreement(device)  # also warms up
     yield from memory_rows(device)  # comes first, while the heap is fresh
@@ -138,32 +97,15 @@ def memory_rows(device: torch.device) -> Iterator[Row]:
 
 def time_rows(device: torch.device) -> Iterator[Row]:
     # with 128 tokens the arithmetic dominates, with 8000 the memory
-    for tokens in (128, 1024, 8000):
-        for prompts, group in PAPER_SIZES:
-            for rewards in (2, 8):
-                yield from _time_rows(prompts, group, rewards, tokens, device)
-
-
-def _time_rows(
-    prompts: int, group: int, rewards: int, tokens: int, device: torch.device
-) -> Iterator[Row]:
-    arguments = verl_arguments(prompts, group, rewards, tokens, device)
-    mask_BT = arguments["response_mask"]
-    scalar_B = torch.randn(len(mask_BT), device=device)
-    size = f"{prompts}x{group}x{rewards}, {tokens} tokens"
-    large = (prompts, group, rewards) == (512, 16, 2)
-
-    ours, theirs = seconds_of(
-        lambda: compute_gdpo(**arguments), lambda: built_in(**arguments), device
-    )
-    goal = BUILT_IN_GOAL if large and tokens == 1024 else None
-    yield Row("estimator", size, ours, "built-in", theirs, goal=goal)
-
-    ours, theirs = seconds_of(
-        lambda: compute_gdpo(**arguments), lambda: floor(scalar_B, mask_BT), device
-    )
-    goal = FLOOR_GOAL if large and tokens == 8000 else None
-    yield Row("estimator", size, ours, "floor", theirs, says="the peer's", goal=goal)
+    for tokens, (prompts, group), rewards in product((128, 1024, 8000), PAPER_SIZES, (2, 8)):
+        arguments = verl_arguments(prompts, group, rewards, tokens, device)
+        ours, theirs = seconds_of(
+            partial(compute_gdpo, **arguments), partial(built_in, **arguments), device
+        )
+        is_large = (prompts, group, rewards, tokens) == (512, 16, 2, 1024)
+        goal = BUILT_IN_GOAL if is_large else None
+        size = f"{prompts}x{group}x{rewards}, {tokens} tokens"
+        yield Row("estimator", size, ours, "built-in", theirs, goal=goal)
 
 
 def growth_rows(device: torch.device) -> Iterator[Row]:

@@ -38,7 +38,7 @@ from workshop.tiny_policy.model import make_tiny_model
 PARTITION = "train"
 PROMPT_TOKENS = 64
 PARTS = ("sample", "advantage", "dump")
-OVER_GRPO_GOAL, LINEAR_GOAL = 1.10, 1.25
+OVER_GRPO_GOAL = 1.10
 GDPO = ("algorithm.adv_estimator=gdpo", "reward.reward_manager.name=gdpo")
 GRPO = ("algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive")
 CPU = torch.device("cpu")
@@ -55,36 +55,22 @@ class Size:
         return f"{self.prompts}x{self.group}x{self.rewards}, {self.tokens} tokens"
 
     @property
-    def padded_tokens(self) -> int:
-        return self.prompts * self.group * self.tokens
-
-    @property
     def column_bytes(self) -> int:
         """The size of one int64 column of tokens."""
-        return 8 * self.padded_tokens
+        return 8 * self.prompts * self.group * self.tokens
 
 
-FEW, MANY = Size(512, 4, 2, 1024), Size(512, 16, 2, 1024)
-SHORT = Size(512, 16, 2, 128)
+MANY = Size(512, 16, 2, 1024)
 PAIRS_AT = {  # {size: number of pairs of steps}; MANY has the goal
-    FEW: 3,
     MANY: 5,
-    SHORT: 3,
     Size(512, 4, 2, 8000): 3,
-    Size(4096, 16, 2, 128): 1,
+    Size(512, 16, 2, 128): 3,
     Size(4096, 16, 8, 128): 1,
     Size(512, 16, 2, 8000): 1,
 }
-# (what grows, smaller size, larger size), for comparison with a multiple of the smaller size
-GROWTH = (
-    ("rows", FEW, MANY),
-    ("rows", SHORT, Size(4096, 16, 2, 128)),
-    ("tokens", FEW, Size(512, 4, 2, 8000)),
-    ("tokens", MANY, Size(512, 16, 2, 8000)),
-)
 
 
-def rows(sizes: Mapping[Size, int] = PAIRS_AT) -> Iterator[Row]:
+def rows() -> Iterator[Row]:
     folder = Path(tempfile.mkdtemp(prefix="vg", dir="/tmp"))  # Ray's sockets need short paths
     texts = ["The weather in Oslo is cold. "]
     tokenizer = AutoTokenizer.from_pretrained(make_tiny_model(folder / "model", texts=texts))
@@ -98,12 +84,8 @@ def rows(sizes: Mapping[Size, int] = PAIRS_AT) -> Iterator[Row]:
             _temp_dir=str(folder / "ray"),
         )
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-        steps = {}
-        for size, pairs in sizes.items():
-            steps[size] = _median_pair(size, pairs, tokenizer, folder)
-            yield from _rows_of_pair(size, *steps[size])
-        for what, small, large in GROWTH:
-            yield from _growth_row(what, small, large, steps)
+        for size, pairs in PAIRS_AT.items():
+            yield from _rows_of_pair(size, *_median_pair(size, pairs, tokenizer, folder))
     finally:
         tq.close()
         ray.shutdown()
@@ -127,22 +109,6 @@ def _rows_of_pair(size: Size, ours: "Step", grpos: "Step") -> Iterator[Row]:
         goal=1.0 if size == MANY else None,
         unit="B",
     )
-
-
-def _growth_row(
-    what: str, small: Size, large: Size, steps: "Mapping[Size, tuple[Step, Step]]"
-) -> Iterator[Row]:
-    if {small, large} <= steps.keys():
-        times = large.padded_tokens / small.padded_tokens
-        yield Row(
-            f"step: CPU time as {what} grow",
-            str(large),
-            steps[large][0].cpu_seconds,
-            f"{times:.3g} x {small}",
-            times * steps[small][0].cpu_seconds,
-            says="the peer's",
-            goal=LINEAR_GOAL,
-        )
 
 
 class Queue:

@@ -74,22 +74,16 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pieces", type=Path)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     levels = ["core", *["vllm"] * (options.pieces / "vllm.sha256").is_file()]
     folder = options.folder.resolve()
-    try:
-        versions = install(options.pieces, folder, levels)
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        print(f"workshop/gpu_kit/install.py: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(versions), file=sys.stderr)
+    print(json.dumps(install(options.pieces, folder, levels)), file=sys.stderr)
     print(folder / "venv" / "bin" / "python")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -132,7 +132,7 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True, stdout=sys.stderr)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         prog="workshop.gpu_kit.pack", description=__doc__.splitlines()[0]
     )
@@ -144,15 +144,10 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     present = options.present.read_text() if options.present else ""
-    try:
-        pieces = pack(options.level, options.out, options.python, options.pins, present)
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        print(f"workshop.gpu_kit.pack: {error}", file=sys.stderr)
-        return 1
+    pieces = pack(options.level, options.out, options.python, options.pins, present)
     sizes = {piece.name: piece.stat().st_size for piece in pieces}
     print(json.dumps({"bytes": sum(sizes.values()), "pieces": sizes}, indent=1))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,10 +9,8 @@ import shutil
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import IO
 
 PIECE_BYTES = 59_000_000
-BUFFER_BYTES = 1 << 20
 
 
 def split(folder: Path, level: str, out: Path, piece_bytes: int = PIECE_BYTES) -> list[Path]:
@@ -23,18 +21,16 @@ def split(folder: Path, level: str, out: Path, piece_bytes: int = PIECE_BYTES) -
     out.mkdir(parents=True, exist_ok=True)
     for old in (*out.glob(f"{level}.tar.*"), out / f"{level}.sha256"):
         old.unlink(missing_ok=True)
-    pieces = []
+    pieces: list[Path] = []
     with tempfile.TemporaryFile(dir=out) as archive:
         with tarfile.open(fileobj=archive, mode="w") as tar:
             for path in sorted(folder.rglob("*")):
                 if path.is_file():
                     tar.add(path, path.relative_to(folder).as_posix())
-        total = archive.seek(0, 2)
-        for number, start in enumerate(range(0, total, piece_bytes)):
-            pieces.append(out / f"{level}.tar.{number:02}")
-            archive.seek(start)
-            with pieces[-1].open("wb") as piece:
-                _copy(archive, piece, min(piece_bytes, total - start))
+        archive.seek(0)
+        while content := archive.read(piece_bytes):
+            pieces.append(out / f"{level}.tar.{len(pieces):02}")
+            pieces[-1].write_bytes(content)
     sums = "".join(f"{sha256(piece)}  {piece.name}\n" for piece in pieces)
     (out / f"{level}.sha256").write_text(sums)
     return pieces
@@ -59,7 +55,7 @@ def join(pieces: Path, level: str, folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as archive:
         for name in sums:
             with (pieces / name).open("rb") as piece:
-                shutil.copyfileobj(piece, archive, BUFFER_BYTES)
+                shutil.copyfileobj(piece, archive)
         archive.seek(0)
         with tarfile.open(fileobj=archive) as tar:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
@@ -67,26 +63,13 @@ def join(pieces: Path, level: str, folder: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(BUFFER_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _sums(pieces: Path, level: str) -> dict[str, str]:
     """{piece: sum}, in the order in which they are joined."""
     listed = pieces / f"{level}.sha256"
     if not listed.is_file():
-        raise ValueError(
-            f"{listed} is missing; `python -m workshop.gpu_kit.pack` writes it with the pieces"
-        )
+        raise ValueError(f"{listed} is missing; workshop.gpu_kit.pack writes it with the pieces")
     lines = [line.split() for line in listed.read_text().splitlines()]
     return {name: digest for digest, name in lines}
-
-
-def _copy(source: IO[bytes], target: IO[bytes], count: int) -> None:
-    while count:
-        block = source.read(min(count, BUFFER_BYTES))
-        target.write(block)
-        count -= len(block)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_gdpo.atomic import replace_together
 from verl_gdpo.terminal import render
 
 KEPT = (
@@ -41,12 +42,8 @@ class Results:
 
     def save(self) -> None:
         """A kill leaves the file of before, or the new one."""
-        new = self.path.with_suffix(".new")
-        with new.open("w") as file:
-            json.dump(self.all, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
+        with replace_together(self.path) as [new]:
+            new.write_text(json.dumps(self.all, indent=1))
 
     def stage(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.all["stages"].setdefault(name, {})

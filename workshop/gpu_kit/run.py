@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from verl_gdpo.atomic import replace_together
 from verl_gdpo.run.folder import MetricsReader
 from verl_gdpo.tools.check.gpus import find_gpus, overrides_for
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
@@ -171,11 +172,10 @@ def run_all(
 
 def keep_logs(work: Path, archive: Path) -> None:
     """All logs and configurations so far, in one file."""
-    new = archive.with_suffix(".new")
-    with tarfile.open(new, "w:gz") as tar:
-        for path in sorted([*work.glob("*/train.log"), *work.glob("*/hydra/**/.hydra/*.yaml")]):
+    paths = sorted([*work.glob("*/train.log"), *work.glob("*/hydra/**/.hydra/*.yaml")])
+    with replace_together(archive) as [new], tarfile.open(new, "w:gz") as tar:
+        for path in paths:
             tar.add(path, path.relative_to(work).as_posix())
-    new.replace(archive)
 
 
 def _now() -> str:

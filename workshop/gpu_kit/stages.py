@@ -88,16 +88,8 @@ def _tests_and_benchmarks(place: Place) -> list[Stage]:
 
 def _benchmark(place: Place, name: str, what: str, limit_s: int, *names: str) -> Stage:
     file = str(place.work / name / "rows.jsonl")
-    command = (
-        place.python,
-        "-m",
-        "workshop.benchmarks",
-        *names,
-        "--device",
-        place.device,
-        "--json",
-        file,
-    )
+    measured = (*names, "--device", place.device, "--json", file)
+    command = (place.python, "-m", "workshop.benchmarks", *measured)
     return Stage(name, what, limit_s, command)
 
 
@@ -188,16 +180,13 @@ def _training(place: Place, name: str, *overrides: str) -> list[str]:
     """verl's own trainer with our recipe; few processes, because each imports torch."""
     hardware = ["hardware=cpu"] if place.device == "cpu" else list(place.fitting)
     few = (
-        "actor_rollout_ref.rollout.agent.num_workers=1",
-        "reward.num_workers=1",
+        *("actor_rollout_ref.rollout.agent.num_workers=1", "reward.num_workers=1"),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "data.dataloader_num_workers=0",
     )
     whole = (
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.total_epochs=1000",
+        *("trainer.val_before_train=False", "trainer.total_epochs=1000"),
+        *("trainer.test_freq=-1", "trainer.save_freq=-1"),
     )
     recipes = ("--config-dir", str(REPO / "recipes"), "--config-name", "train")
     places = (f"data_dir={quoted(str(place.data))}", f"run_dir={quoted(str(place.work / name))}")

@@ -22,7 +22,6 @@ from workshop.experiments.trainer.compare import (
     PILOT_SEED,
     PROTOCOL,
     RIVALS,
-    SECOND,
     bonferroni,
     holm,
     read_all,
@@ -147,16 +146,6 @@ def steps_alike(setting: str) -> list[int]:
         )
         for one, other in curves
     ]
-
-
-def piloted() -> Iterator[tuple[str, str, str]]:
-    """(setting, reward, the numbers of its line) of each pilot."""
-    for setting in (*SECOND, "coding"):
-        pilot = read_all()[Run(setting, "grpo", PILOT_SEED)]
-        for reward, curve in pilot.shares.items():
-            parts = (pilot.spread[reward][:FIVE], curve[:FIVE], curve[-FIVE:])
-            varies = f"{100 * fmean(pilot.varies[reward]):.0f} %"
-            yield setting, reward, " | ".join([varies, *(f"{fmean(part):.3f}" for part in parts)])
 
 
 def gpu_rows() -> Iterator[str]:
