@@ -33,8 +33,7 @@ def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text(lines(PROBLEMS))
     (tmp_path / "b.jsonl").write_text(lines(PROBLEMS[:1]))
     files = ("--from", tmp_path / "a.jsonl", "--test", tmp_path / "b.jsonl")
-    code, printed = run(capsys, *files, "--out", tmp_path / "out")
-    assert code == 0
+    assert run(capsys, *files, "--out", tmp_path / "out")[0] == 0
     assert written(tmp_path / "out", "train") == [
         {
             "data_source": "verl_gdpo/gsm8k",
@@ -51,7 +50,6 @@ def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):
         )
     ]
     assert len(written(tmp_path / "out", "test")) == 1
-    assert re.search(r"answer: comma +1 +0\nanswer: digits alone +1 +1\n", printed.out)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from verl_gdpo.tasks.preparation import DataError, LeftOut, loading, local_files
 from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
 from verl_gdpo.tasks.tool_rl import rows as tool_rl
 from verl_gdpo.tasks.tool_rl.rows import SOURCES
-from verl_gdpo.tasks.tool_rl.score import TASK
 from verl_gdpo.tools.data import main
 
 CALL = '{"name": "Get News", "parameters": {"page": "1"}}'
@@ -826,20 +825,10 @@ def test_synthetic_arguments_reach_the_generator(tmp_path, capsys, monkeypatch):
 # ---- report
 
 
-def test_report_counts_kinds_calls_and_repeated_problems():
-    ground_truths = [TOOL, RESPONSE, BOTH, NEITHER, TOOL, BOTH]
-    rows = [row(i, ground_truth=text) for i, text in enumerate(ground_truths)]
+def test_report_counts_repeated_problems():
+    rows = [row(i) for i in range(6)]
     rows[0]["prompt"][1]["content"] = "another question"  # rows 2 to 5 ask what row 1 asks
-    asked = {"calls": 2, "response": 1, "calls and response": 2, "neither": 1}
-    assert (
-        schema.numbers_of(rows, TASK).items()
-        >= {
-            "rows": 6,
-            **{f"asks for: {what}": rows for what, rows in asked.items()},
-            **{f"calls: {count}": 2 for count in (0, 1, 2)},  # both `BOTH` rows hold two calls
-            "repeated problems": 4,
-        }.items()
-    )
+    assert schema.numbers_of(rows).items() >= {"rows": 6, "repeated problems": 4}.items()
 
 
 def test_report_of_prompt_lengths():
@@ -847,20 +836,14 @@ def test_report_of_prompt_lengths():
     rows = [row(user="x" * length) for length in range(20, 0, -1)]
     # lower median of 20 values: the 10th; 95 % of 20 = 19 values: the 19th
     for some, expected in ((rows, [9, 18, 27, 28]), (rows[:1], [28] * 4)):
-        assert [schema.numbers_of(some, TASK)[name] for name in schema.CHARS] == expected
+        assert [schema.numbers_of(some)[name] for name in schema.CHARS] == expected
 
 
 def test_table_has_a_column_per_file():
     splits = {"train": [row(), row(1)], "test": [row(ground_truth=RESPONSE)]}
     shared = schema.overlap(splits)
-    lines = [line.split() for line in schema.table(splits, TASK, shared).splitlines()]
-    assert lines[:4] == [
-        ["train", "test"],
-        ["rows", "2", "1"],
-        ["asks", "for:", "calls", "2", "0"],
-        ["asks", "for:", "response", "0", "1"],
-    ]
-    assert ["calls:", "0", "0", "1"] in lines and ["calls:", "1", "2", "0"] in lines
+    lines = [line.split() for line in schema.table(splits, shared).splitlines()]
+    assert lines[:2] == [["train", "test"], ["rows", "2", "1"]]
     assert ["prompt", "chars,", "high", "20", "20"] in lines  # 8 + len("What is new?")
     assert lines[-3:] == [
         ["repeated", "problems", "1", "0"],

@@ -62,18 +62,6 @@ def compact_system_prompt(tools: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join(["Tools:", *(f"{name} {_json(types)}" for name, types in tools.items())])
 
 
-def labels(ground_truth: str) -> list[str]:
-    """Return what a well-formed ground truth asks for; the report of the data counts it.
-
-    >>> labels(render_answer("x", response_text="Hi."))
-    ['asks for: response', 'calls: 0']
-    """
-    tags = {"calls": TOOL_CALL_OPEN, "response": RESPONSE_OPEN}
-    asked = " and ".join(name for name, tag in tags.items() if tag in ground_truth)
-    calls = len(first_block_lines(ground_truth)) if TOOL_CALL_OPEN in ground_truth else 0
-    return [f"asks for: {asked or 'neither'}", f"calls: {calls}"]
-
-
 def first_block_lines(text: str) -> list[str]:
     """Return the lines of the first tool-call block, up to a closing or a second opening tag."""
     block = text.split(TOOL_CALL_OPEN, 2)[1].split(TOOL_CALL_CLOSE, 1)[0]
@@ -131,59 +119,44 @@ def _parse_response(response: str) -> list[Call] | None:
     return calls
 
 
-def share_of_best(response: str, gold: list[Call], granularity: str) -> float:
+def share_of_best(response: str, gold: list[Call]) -> float:
     """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared."""
     try:
         predicted = _parse_response(response)
-        if predicted is None:
-            return 0.0
-        if granularity == "coarse" or gold == predicted:
+        if predicted is None or gold == predicted:
             return float(gold == predicted)
-        pairs = _pair_scores(gold, predicted, granularity)
+        pairs = _pair_scores(gold, predicted)
     except RecursionError:  # the JSON is nested too deep for Python
         return 0.0
     if pairs is None:
         return 0.0
     gold_names = [call[NAME_KEY] for call in gold]
-    predicted_names = [call[NAME_KEY] for call in predicted]
-    reached = _name_similarity(gold_names, predicted_names, granularity == "refined")
-    reachable = 1 + len(gold)
-    if granularity != "intermediate":
-        reachable += sum(len(call[PARAMETERS_KEY]) for call in gold)
-    return (reached + _total(pairs)) / reachable
+    # gold names are texts; other names of a response could slow this down with colliding hashes
+    names = [call[NAME_KEY] for call in predicted if isinstance(call[NAME_KEY], str)]
+    common = (Counter(gold_names) & Counter(names)).total()
+    reached = _jaccard(common, len(gold), len(predicted)) + _total(pairs)
+    return reached / (1 + sum(1 + len(call[PARAMETERS_KEY]) for call in gold))
 
 
-def _pair_scores(gold: list[Call], predicted: list[Call], granularity: str) -> _PairScores | None:
+def _pair_scores(gold: list[Call], predicted: list[Call]) -> _PairScores | None:
     """Score each gold call with each predicted call of its name; None if one cannot be compared."""
     places: dict[str, list[int]] = {call[NAME_KEY]: [] for call in gold}
     for i, call in enumerate(predicted):
         if call[NAME_KEY] in places:
             places[call[NAME_KEY]].append(i)
-            if granularity != "intermediate" and not isinstance(call.get(PARAMETERS_KEY), dict):
+            if not isinstance(call.get(PARAMETERS_KEY), dict):
                 return None
     return [
-        {i: _pair_score(call, predicted[i], granularity) for i in places[call[NAME_KEY]]}
+        {i: _pair_score(call[PARAMETERS_KEY], predicted[i][PARAMETERS_KEY]) for i in places[name]}
         for call in gold
+        for name in [call[NAME_KEY]]
     ]
 
 
-def _pair_score(gold: Call, predicted: Call, granularity: str) -> float:
-    if granularity == "intermediate":
-        return float(gold == predicted)
-    wanted, parameters = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
+def _pair_score(wanted: Mapping[str, Any], parameters: Mapping[str, Any]) -> float:
     shared = [key for key in wanted if key in parameters]
-    keys = _jaccard(len(shared), len(wanted), len(parameters))
-    if granularity == "refined":
-        keys = float(list(wanted) == list(parameters))
-    return keys + len([key for key in shared if parameters[key] == wanted[key]])
-
-
-def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:
-    if in_order or gold == predicted:
-        return float(gold == predicted)
-    # gold names are texts; other names of a response could slow this down with colliding hashes
-    common = Counter(gold) & Counter(name for name in predicted if isinstance(name, str))
-    return _jaccard(common.total(), len(gold), len(predicted))
+    equal = sum(parameters[key] == wanted[key] for key in shared)
+    return _jaccard(len(shared), len(wanted), len(parameters)) + equal
 
 
 def _jaccard(common: int, size: int, other_size: int) -> float:
