@@ -34,7 +34,7 @@ MUTANTS = [
         "run/test_findings.py::test_a_level_stays_what_it_was_while_it_is_broken",
     ),
     Mutant(
-        "tools/report/intervals.py",
+        "tools/report/tables.py",
         "set.intersection(*of_each)",
         "of_each[-1]",
         "tools/test_intervals.py::test_arms_of_unequal_length_are_compared_where_both_are",
@@ -58,19 +58,19 @@ MUTANTS = [
         "algorithm/test_metrics.py::test_two_tasks_in_a_batch",
     ),
     Mutant(
-        "tools/advice/evidence.py",
+        "tools/advice.py",
         "        square_K = (apart_GK**2).sum(0) + mean_K**2 + (1 - mean_K) ** 2\n",
         "        square_K = (apart_GK**2).sum(0)\n",
         "tools/test_advice.py::test_an_interval_by_hand",
     ),
     Mutant(
-        "tools/advice/evidence.py",
+        "tools/advice.py",
         "np.exp(solution.x if is_kept else start_K)",
         "np.exp(start_K)",
         "tools/test_advice.py::test_with_the_weights_gdpo_has_the_shares_of_grpo",
     ),
     Mutant(
-        "tools/advice/evidence.py",
+        "tools/advice.py",
         "(GRPO, by_range_K)",
         "(GRPO, 1.0)",
         "tools/test_advice.py::test_shares_beside_a_naive_loop",
@@ -220,7 +220,7 @@ MUTANTS = [
         "tools/test_replay.py::test_silent_groups_bring_no_group_further_apart",
     ),
     Mutant(
-        "tools/report/intervals.py",
+        "tools/report/tables.py",
         "return float(np.clip(2 * stats.t.sf(t, N - 1), risk / K, risk))",
         "return risk",
         "tools/test_intervals.py::test_the_room_of_a_comparison_follows_from_the_correlations",
