@@ -172,12 +172,6 @@ MUTANTS = [
         "tasks/test_local_files.py::test_a_row_more_takes_few_bytes",
     ),
     Mutant(
-        "atomic.py",
-        "        _remove_leftovers(path)\n",
-        "",
-        "tasks/test_sources.py::test_a_new_start_removes_what_a_killed_writer_left_and_nothing_else",
-    ),
-    Mutant(
         "tasks/coding/test_cases.py",
         "if not all(isinstance(result, list) and len(result) == 1",
         "if not any(isinstance(result, list) and len(result) == 1",
