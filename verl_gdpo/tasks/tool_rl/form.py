@@ -21,7 +21,6 @@ CALL_TAGS, RESPONSE_TAGS = (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RE
 _decode = json.JSONDecoder().decode  # faster than json.loads, which checks its options at each call
 
 Call = dict[str, Any]
-_PairScores = list[dict[int, float]]  # per gold call: predicted index -> score of that pair
 
 
 def render_answer(
@@ -121,58 +120,43 @@ def _parse_response(response: str) -> list[Call] | None:
 
 def share_of_best(response: str, gold: list[Call]) -> float:
     """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared."""
+    # {name of a gold call: the parameters of each predicted call of this name}
+    unused: dict[str, list[Any]] = {call[NAME_KEY]: [] for call in gold}
     try:
         predicted = _parse_response(response)
         if predicted is None or gold == predicted:
             return float(gold == predicted)
-        pairs = _pair_scores(gold, predicted)
+        for call in predicted:
+            if call[NAME_KEY] in unused:
+                unused[call[NAME_KEY]].append(call.get(PARAMETERS_KEY))
+        if not all(isinstance(one, dict) for several in unused.values() for one in several):
+            return 0.0
+        counts = Counter(call[NAME_KEY] for call in gold)
+        common = sum(min(counts[name], len(several)) for name, several in unused.items())
+        reached = _jaccard(common, len(gold), len(predicted))
+        reached += sum(_take_best(call[PARAMETERS_KEY], unused[call[NAME_KEY]]) for call in gold)
     except RecursionError:  # the JSON is nested too deep for Python
         return 0.0
-    if pairs is None:
-        return 0.0
-    gold_names = [call[NAME_KEY] for call in gold]
-    # gold names are texts; other names of a response could slow this down with colliding hashes
-    names = [call[NAME_KEY] for call in predicted if isinstance(call[NAME_KEY], str)]
-    common = (Counter(gold_names) & Counter(names)).total()
-    reached = _jaccard(common, len(gold), len(predicted)) + _total(pairs)
     return reached / (1 + sum(1 + len(call[PARAMETERS_KEY]) for call in gold))
 
 
-def _pair_scores(gold: list[Call], predicted: list[Call]) -> _PairScores | None:
-    """Score each gold call with each predicted call of its name; None if one cannot be compared."""
-    places: dict[str, list[int]] = {call[NAME_KEY]: [] for call in gold}
-    for i, call in enumerate(predicted):
-        if call[NAME_KEY] in places:
-            places[call[NAME_KEY]].append(i)
-            if not isinstance(call.get(PARAMETERS_KEY), dict):
-                return None
-    return [
-        {i: _pair_score(call[PARAMETERS_KEY], predicted[i][PARAMETERS_KEY]) for i in places[name]}
-        for call in gold
-        for name in [call[NAME_KEY]]
-    ]
+def _take_best(wanted: Mapping[str, Any], unused: list[Any]) -> float:
+    """Take the parameters that score best, the first of them, and return their score; 0 takes none.
 
-
-def _pair_score(wanted: Mapping[str, Any], parameters: Mapping[str, Any]) -> float:
-    shared = [key for key in wanted if key in parameters]
-    equal = sum(parameters[key] == wanted[key] for key in shared)
-    return _jaccard(len(shared), len(wanted), len(parameters)) + equal
+    The score is the nearness of the keys, and the number of equal values.
+    """
+    scores = []
+    for parameters in unused:
+        shared = [key for key in wanted if key in parameters]
+        equal = sum(parameters[key] == wanted[key] for key in shared)
+        scores.append(_jaccard(len(shared), len(wanted), len(parameters)) + equal)
+    best = max(scores, default=0.0)
+    if best > 0:
+        del unused[scores.index(best)]
+    return best
 
 
 def _jaccard(common: int, size: int, other_size: int) -> float:
     """Return the Jaccard index of two multisets, given their sizes; 1 if both are empty."""
     union = size + other_size - common
     return common / union if union else 1.0
-
-
-def _total(pairs: _PairScores) -> float:
-    """Sum each gold call's best unused pair, in order; a pair with score 0 uses no call."""
-    total, used = 0.0, set()
-    for row in pairs:
-        best, best_score = -1, 0.0
-        for i, pair_score in row.items():
-            if pair_score > best_score and i not in used:
-                best, best_score = i, pair_score
-        used.add(best)
-        total += best_score
-    return total
