@@ -81,8 +81,6 @@ def test_each_task_scores_as_by_itself(name):
 def test_the_rewards_are_those_of_the_options():
     names = [f.__name__ for f in reward_funcs(TASKS["tool_rl"])]
     assert names == ["correctness", "format"]
-    names = [f.__name__ for f in reward_funcs(TASKS["tool_rl"], length=True)]
-    assert names == ["correctness", "format", "length"]
     lenient = reward_funcs(TASKS["gsm8k"], normalize_numbers=True)
     assert call(lenient, ["<answer>1080</answer>"], truth="1,080")["correctness"] == [1.0]
 

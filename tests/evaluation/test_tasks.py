@@ -1,6 +1,7 @@
 import json
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from verl_gdpo.evaluation import Answer
 from verl_gdpo.evaluation.dialogues import Record, start_all
 from verl_gdpo.evaluation.policy import Policy
 from verl_gdpo.evaluation.results import numbers, problems_of
-from verl_gdpo.evaluation.tasks import benchmark_of
+from verl_gdpo.evaluation.tasks import benchmark_of, questions
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.coding.problem import Problem, good_response
 from verl_gdpo.tasks.preparation import DataError
@@ -119,8 +120,8 @@ def test_a_run_brings_its_rows_and_the_options_of_its_scorer(tmp_path):
     block = {"data": {"val_files": str(path)}, "reward": {"reward_kwargs": {}}}
     config = OmegaConf.create(block)
     assert values("gsm8k", asked(config=config), answer)["correctness"] == 0.0
-    # `granularity` is of another task's scorer
-    config.reward.reward_kwargs = {"normalize_numbers": True, "granularity": "coarse"}
+    # `max_correctness` is of another task's scorer
+    config.reward.reward_kwargs = {"normalize_numbers": True, "max_correctness": 1}
     assert values("gsm8k", asked(config=config), answer)["correctness"] == 1.0
     config.data.val_files = [str(path)]
     assert values("gsm8k", asked(config=config), answer)["correctness"] == 1.0
@@ -145,15 +146,19 @@ def test_two_results_have_to_share_the_options_of_the_scorer():
     assert BENCH["coding"].scorer(asked())["length_needs_pass"] is False
 
 
-def test_a_schedule_of_the_rewards_is_read_at_the_step_of_the_checkpoint(tmp_path):
+def test_a_scorer_gets_the_step_of_the_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "rows.parquet"
-    row = tool_row(0, "test")
-    write_parquets({path: [row]})
-    config = OmegaConf.create({"reward": {"reward_kwargs": {"schedule": "linear"}}})
-    right = (row["reward_model"]["ground_truth"], 9)
-    # format is max(1, 2 - t / 150), and the range moves from 2 to 3 in 150 steps
-    found = values("tool_rl", asked(path, config=config, step=75), right)
-    assert found == {"correctness": pytest.approx(2.5), "format": pytest.approx(1.5)}
+    write_parquets({path: [tool_row(0, "test")]})
+
+    def score(response, truth, *, response_tokens=None, step=None):
+        return {"correctness": step / 100, "format": 1.0}
+
+    task = replace(TASKS["tool_rl"], score=score, bounds=lambda: score("", "", step=0))
+    monkeypatch.setitem(
+        BENCH, "tool_rl", replace(BENCH["tool_rl"], questions=partial(questions, task=task))
+    )
+    found = values("tool_rl", asked(path, step=75), ("", 9))
+    assert found == {"correctness": pytest.approx(0.75), "format": 1.0}
 
 
 def test_what_is_no_file_of_the_task_is_refused(tmp_path):

@@ -39,7 +39,7 @@ TABLE = {
             "run/test_findings.py::test_a_level_stays_what_it_was_while_it_is_broken",
         ),
     },
-    "tools/report/intervals.py": {
+    "tools/report/tables.py": {
         "set.intersection(*of_each)": (
             "of_each[-1]",
             "tools/test_intervals.py::test_arms_of_unequal_length_are_compared_where_both_are",
@@ -65,7 +65,7 @@ TABLE = {
             "algorithm/test_metrics.py::test_two_tasks_in_a_batch",
         ),
     },
-    "tools/advice/evidence.py": {
+    "tools/advice.py": {
         "        square_K = (apart_GK**2).sum(0) + mean_K**2 + (1 - mean_K) ** 2\n": (
             "        square_K = (apart_GK**2).sum(0)\n",
             "tools/test_advice.py::test_an_interval_by_hand",

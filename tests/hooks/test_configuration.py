@@ -25,10 +25,9 @@ def run(rewards, custom=None, manager="gdpo", **kwargs):
         ({"format_reward": 2}, {}, ["correctness"], "{format_reward: 2, correctness: 1.0}"),
         (
             {"correctness": {"weight": {0: 1.0}, "when": {"reward": "format", "at_least": 1}}},
-            {"length": True},
-            ["format", "length"],
-            "{correctness: {weight: {0: 1.0}, when: {reward: format, at_least: 1}}, format: 1.0, "
-            "length: 1.0}",
+            {"max_correctness": 1},
+            ["format"],
+            "{correctness: {weight: {0: 1.0}, when: {reward: format, at_least: 1}}, format: 1.0}",
         ),
         (
             {"format": None, "corectness": 1},

@@ -147,15 +147,12 @@ def test_as_many_programs_at_once_as_there_are_cores(monkeypatch):
 def test_reward_score_obeys_conditions_and_the_raw_values_stay():
     condition = {"reward": "correctness", "at_least": 3}
     conditioned = manager(
-        reward_kwargs={"length": True},
-        gdpo={"rewards": {"correctness": 1.0, "length": {"weight": 512.0, "when": condition}}},
+        gdpo={"rewards": {"correctness": 1.0, "format": {"weight": 512.0, "when": condition}}},
     )
-    gold = GOLD.replace(" a ", " a" * 256 + " ")  # half of the length that counts in full
-    right, wrong = score(conditioned, gold), score(conditioned, gold.replace('"f"', '"g"'))
-    assert right["reward_score"] == 3.0 + 512 * 0.5
-    assert right["reward_extra_info"]["length"] == 0.5
+    right, wrong = score(conditioned, GOLD), score(conditioned, GOLD.replace('"f"', '"g"'))
+    assert right["reward_score"] == 3.0 + 512.0
     assert wrong["reward_score"] == -3.0
-    assert wrong["reward_extra_info"]["length"] == right["reward_extra_info"]["length"]
+    assert right["reward_extra_info"]["format"] == wrong["reward_extra_info"]["format"] == 1.0
 
 
 def test_reward_score_has_the_weights_of_the_step():
@@ -174,11 +171,8 @@ def test_verls_names_of_the_same_rewards_stay_valid():
 
 
 def test_options_of_our_scorer():
-    info = score(manager(reward_kwargs={"length": True}), GOLD)["reward_extra_info"]
-    assert list(info) == ["format", "correctness", "length", "score"]
-    scheduled = manager(reward_kwargs={"schedule": "two_stage"})
-    assert score(scheduled, GOLD, global_steps=29)["reward_score"] == 1.0 + 1.0
-    assert score(scheduled, GOLD, global_steps=30)["reward_score"] == 0.5 + 3.0
+    info = score(manager(reward_kwargs={"max_correctness": 1}), GOLD)["reward_extra_info"]
+    assert {name: info[name] for name in info if name != "score"} == {"format": 1, "correctness": 1}
     error = score(manager(reward_kwargs={"lenght": True}), GOLD)["reward_extra_info"][ERROR_KEY]
     assert "TypeError" in error and "lenght" in error
 

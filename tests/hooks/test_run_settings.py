@@ -76,9 +76,9 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
         ({f"{MODEL}.enable": True, f"{MODEL}.enable_resource_pool": True}, "Set a custom reward f"),
         (
             {KWARGS: {"overlong_buffer_cfg": {"enable": True}}},
-            r"reward_kwargs.overlong_buffer_cfg: no scorer .*'granularity'.* ~reward.reward_kwargs",
+            r"reward_kwargs.overlong_buffer_cfg: no scorer .*'max_correctness'.* ~reward",
         ),
-        ({KWARGS: {"length": True}, PATH: "mine.py"}, "functions of your own, nothing reads them"),
+        ({KWARGS: {"max_correctness": 2}, PATH: "mine.py"}, "functions of your own, nothing reads"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused(changes, message):
@@ -96,17 +96,16 @@ def test_bounds_of_a_run():
     # options of the scorer, and what the user says himself
     config = run_config(
         **{
-            KWARGS: {"max_correctness": 1, "length": True},
+            KWARGS: {"max_correctness": 1},
             "algorithm.gdpo.rewards": {
                 "format": {"bounds": [-1, 2]},
                 "mine": {"bounds": [0, 9]},
                 "correctness": 1,
-                "length": None,
             },
         }
     )
     bounds = settings_of_run(config, ["rlla", "other"]).bounds
-    assert (bounds["correctness"], bounds["length"]) == ((-1, 1), (0, 1))
+    assert bounds["correctness"] == (-1, 1)
     assert (bounds["format"], bounds["mine"]) == ((-1, 2), (0, 9))
     # another scorer, another manager: nothing is known of their rewards
     custom = run_config(**{PATH: "rewards.py"})
@@ -138,14 +137,14 @@ def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
     both = {"strict": True, "max_correctness": 2, "lenght": True}
     assert rewards.options_for("gsm", both) == {"strict": True, "lenght": True}
     assert rewards.options_for("rlla", both) == {"max_correctness": 2, "lenght": True}
-    rewards.check_options({"strict": True, "length": True}, ["gsm", "rlla", "verl's"])
+    rewards.check_options({"strict": True, "max_correctness": 2}, ["gsm", "rlla", "verl's"])
     for sources in (["gsm"], ["verl's"], []):
-        with pytest.raises(ValueError, match=r"reward_kwargs.length: no scorer of the training"):
-            rewards.check_options({"length": True}, sources)
+        with pytest.raises(ValueError, match=r"reward_kwargs.max_correctness: no scorer of the"):
+            rewards.check_options({"max_correctness": 2}, sources)
 
 
 def test_options_for_the_scorer_of_no_training_row():
-    config = run_config(**{KWARGS: {"length": True}})
+    config = run_config(**{KWARGS: {"max_correctness": 2}})
     assert settings_of_run(config, ["rlla"]) is not None
     with pytest.raises(ValueError, match="verl scores them, without options"):
         settings_of_run(config, ["openai/gsm8k"])

@@ -63,7 +63,6 @@ GOOD = {"problem": "Add.", "tests": [{"input": "1", "output": "2"}]}
             "f",
             [call(1, accepted=[[3]]), call(2, accepted=[[]])],
         ),
-        ({"assert_case": ["assert add(1, 2) == 3"]}, "add", [call(1, 2, accepted=[3])]),
     ],
 )
 def test_forms(tests, function, expected):
@@ -80,17 +79,17 @@ KEPT = "assert candidate(1) == 1"
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("assert is_same_list(candidate(1), 2)", "is not `assert FUNCTION"),
-        ("assert candidate(1) != 1", "is not `assert FUNCTION"),
-        ("assert candidate(1) == 1 == 1", "is not `assert FUNCTION"),
-        ("x = 1", "is not `assert FUNCTION"),
+        ("assert is_same_list(candidate(1), 2)", "is not `assert candidate"),
+        ("assert candidate(1) != 1", "is not `assert candidate"),
+        ("assert candidate(1) == 1 == 1", "is not `assert candidate"),
+        ("x = 1", "is not `assert candidate"),
         ("assert candidate(list_node([1])) == 1", "no literal"),
         ("assert candidate(1) == open('/etc/passwd').read()", "no literal"),
         ("assert candidate(**{'x': 1}) == 1", r"after \*\*"),
         ("assert candidate({1, 2}) == 1", "JSON cannot hold"),
         ("assert candidate({1: 2}) == 1", "JSON cannot hold"),
         ("assert candidate(1e999) == 1", "JSON cannot hold"),
-        ("assert other(1) == 1", "another function"),
+        ("assert other(1) == 1", "is not `assert candidate"),
     ],
 )
 def test_a_test_that_is_left_out(line, reason):
@@ -102,8 +101,8 @@ def test_a_test_that_is_left_out(line, reason):
 
 
 def test_a_problem_without_a_test():
-    forms = [check_of("x = 1"), {"assert_case": ["import os"]}, {"assert_case": []}, []]
-    forms += [{"inputs": [], "outputs": []}, {"fn_name": "f", "inputs": ["{"], "outputs": ["1"]}]
+    forms = [check_of("x = 1"), [], {"inputs": [], "outputs": []}]
+    forms += [{"fn_name": "f", "inputs": ["{"], "outputs": ["1"]}]
     for tests in [*forms, {"fn_name": "f", "inputs": ["1"], "outputs": ["None"]}]:
         assert problem_of(tests, "here", print) is None
 
@@ -118,8 +117,7 @@ def test_a_problem_without_a_test():
         ({"inputs": "1", "outputs": ["1"]}, "the type str where a list should be"),
         ({"inputs": [1], "outputs": ["1"]}, "the type int where a text should be"),
         ({"fn_name": 3, "inputs": ["1"], "outputs": ["1"]}, "the type int where a text should be"),
-        ({"assert_case": "assert f() == 1"}, "the type str where a list should be"),
-        ({"assert_case": ["assert f("]}, "no Python"),
+        ({"assert_case": ["assert f() == 1"]}, "the keys"),
         ({"functional": "assert f() == 1"}, "not `def check"),
         ([{"input": "1", "output": "2"}, {"input": "1"}], "test 1 without input and output"),
         ([{"input": "1", "output": 2}], "in test 0 the type int where a text should be"),
@@ -157,7 +155,7 @@ def test_files_of_problems(tmp_path, capsys):
     assert score(good_response(truth), truth) == {"pass": 1, "length": 1, "bug": 1}
     assert parse(test_rows[0]["reward_model"]["ground_truth"]).solution == "print(2)"
     said = capsys.readouterr().err
-    reason = "a statement that is not `assert FUNCTION(...) == literal`"
+    reason = "a statement that is not `assert candidate(...) == literal`"
     assert f"{source}: 2 x left out, of the tests ({reason}): row 1, 2\n" in said
     assert f"{source}: 1 x left out (no test that can be used): row 1\n" in said
     assert str(test) not in said
@@ -294,16 +292,6 @@ def test_a_file_of_verls(tmp_path, capsys):
     truth = parse(train[0]["reward_model"]["ground_truth"])
     assert truth.tests == [{"input": "1\n", "output": "2\n"}]
     assert "1 x left out (another task): row 0\n" in capsys.readouterr().err
-
-
-def test_the_report_counts_rows_in_which_verl_takes_the_first_element_of_a_list(tmp_path, capsys):
-    lists = [["[1, 2]", "[3]"], ["[1, 2]", "[]"], ["[1]", "[2]"], ["1", "2"]]
-    forms = [{"fn_name": "f", "inputs": ["1", "2"], "outputs": outputs} for outputs in lists]
-    path = verls(tmp_path / "eurus.parquet", [("taco", json.dumps(form)) for form in forms])
-    assert prepare("coding", tmp_path, "--from", path, "--test", path)[0] == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^expects a whole list +2 +2$", said, re.M)
-    assert re.search(r"^accepts \[x\] and x +1 +1$", said, re.M)
 
 
 def test_a_bad_row_of_verls(tmp_path, capsys):

@@ -89,7 +89,6 @@ def test_all_met_counts_the_constraints_of_the_prompt():
     all_met = TASK.evaluation.columns["all met"]
     truth = json.dumps({"keyword": ["old"], "ending": "!"})
     assert [all_met(score(text, truth)) for text in ("old!", "old", "a!")] == [1.0, 0.0, 0.0]
-    assert TASK.labels(truth) == ["asks for: keyword", "asks for: ending"]
 
 
 def test_rows_ask_for_what_one_response_can_do():

@@ -40,8 +40,6 @@ def test_the_ground_truth_is_what_stands_after_the_mark(tmp_path, capsys):
             [("How many?", "72"), ("How many more?", "1,080")]
         )
     ]
-    said = capsys.readouterr().out
-    assert re.search(r"answer: comma +1 +0\nanswer: digits alone +1 +1\n", said)
 
 
 @pytest.mark.parametrize(

@@ -42,16 +42,14 @@ GOLD_OF_EVERY_KIND = (TOOL_GOLD, BOTH_GOLD, RESPONSE_GOLD, NEITHER_GOLD)
 # --- golden rows: correctness ---------------------------------------------------------------
 
 
-def test_equal_calls_reach_the_maximum_whatever_the_granularity():
-    for granularity in ("fine", "refined", "intermediate", "coarse"):
-        assert correctness([F], [F], granularity=granularity) == 3.0
-        # key order is no part of equality, neither in the call nor in its parameters
-        reordered = {"parameters": {"b": 2, "a": 1}, "name": "f"}
-        assert correctness([F], [reordered], granularity=granularity) == 3.0
+def test_equal_calls_reach_the_maximum():
+    assert correctness([F], [F]) == 3.0
+    # key order is no part of equality, neither in the call nor in its parameters
+    assert correctness([F], [{"parameters": {"b": 2, "a": 1}, "name": "f"}]) == 3.0
     assert correctness([F], [F], max_correctness=1.0) == 1.0
 
 
-def test_fine_scores_of_one_gold_call():
+def test_scores_of_one_gold_call():
     # gold f(a=1, b=2): D = 1 + (1 + 2) = 4 and C = 6 s / 4 - 3
     # one value wrong: names 1, keys 1, equal values 1 -> s = 3
     assert correctness([F], [call("f", a=1, b=9)]) == pytest.approx(1.5)
@@ -79,22 +77,6 @@ def test_the_first_best_prediction_wins():
     assert correctness(gold, predicted[::-1]) == pytest.approx(30 / 7 - 3)
 
 
-def test_granularities():
-    gold = [call("f", a=1), call("g", b=2)]
-    swapped = gold[::-1]
-    assert correctness(gold, swapped, granularity="coarse") == -3.0
-    # refined: names unequal in order -> 0, pairs 2 + 2, D = 5 -> s = 4
-    assert correctness(gold, swapped, granularity="refined") == pytest.approx(24 / 5 - 3)
-    # intermediate: names 1, two equal calls, D = 3 -> s = 3
-    assert correctness(gold, swapped, granularity="intermediate") == pytest.approx(3.0)
-    # refined keys, D = 4: f(b=2, a=9) has the keys in another order -> 0; names 1, equal 1 -> s = 2
-    assert correctness([F], [call("f", b=2, a=9)], granularity="refined") == pytest.approx(0.0)
-    # intermediate, D = 2: names 1, no equal call -> s = 1
-    assert correctness([F], [call("f", a=1)], granularity="intermediate") == pytest.approx(0.0)
-    # intermediate, one of two gold calls right, D = 3: names 1/2, equal calls 1 -> s = 1.5
-    assert correctness(gold, gold[:1], granularity="intermediate") == pytest.approx(0.0)
-
-
 UNUSABLE_LINES = (
     *("{", "null", "1", "true", '"f"', "[]", "{}", '["name"]', '{"parameters": {}}'),
     '{"name": ["f"], "parameters": {}}',
@@ -106,12 +88,6 @@ UNUSABLE_LINES = (
     '{"name": "h", "parameters": {"a": ' + "1" * 5000 + "}}",
     '{"name": "h", "parameters": ' + "[" * 100_000 + "]" * 100_000 + "}",
 )
-
-
-def test_intermediate_reads_no_parameters():
-    # names 1/2, one equal call, D = 2 -> s = 1.5
-    line = '{"name": "f", "parameters": null}'
-    assert correctness([F], [F, line], granularity="intermediate") == pytest.approx(1.5)
 
 
 def test_only_the_first_block_counts():
@@ -166,89 +142,27 @@ def test_layouts():
 def test_ground_truth_without_a_call_gives_correctness_zero():
     for gold in (RESPONSE_GOLD, NEITHER_GOLD):
         for response in (TOOL_GOLD, gold, "", "<tool_call>"):
-            for options in ({}, {"max_correctness": 1}, {"schedule": "linear", "step": 40}):
+            for options in ({}, {"max_correctness": 1}):
                 assert score(response, gold, **options)["correctness"] == 0.0
 
 
-# --- length and schedules -------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------
 
 
-def length(words, **options):
-    text = f"<think> {'w ' * words}</think>"
-    return score(text, NEITHER_GOLD, length=True, **options)["length"]
-
-
-def test_length_counts_words_of_the_last_thought():
-    assert "length" not in score(THINK, NEITHER_GOLD)
-    # 256 / 512; 3 / 512 = 0.0059 rounds to 0.01; more than 512 words earn no more
-    assert [length(w) for w in (0, 3, 256, 512, 900)] == [0.0, 0.01, 0.5, 1.0, 1.0]
-    two = f"<think>{'w ' * 500}</think><think>{'w ' * 256}</think> after"
-    assert score(two, NEITHER_GOLD, length=True)["length"] == 0.5
-    for text in ("", "<think> w", "w </think>"):
-        assert score(text, NEITHER_GOLD, length=True)["length"] == 0.0
-    # both tags, the last block unclosed: its text runs to the end, 256 words
-    assert score("</think><think>" + "w " * 256, NEITHER_GOLD, length=True)["length"] == 0.5
-
-
-def test_length_schedule_moves_the_target():
-    # target 384 words at step 0, 384 + 256 = 640 at step 105, 896 at step 210
-    for step, words in ((0, 192), (105, 320), (210, 448)):
-        assert length(words, length_schedule="linear", step=step) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, {"format": (0, 1), "correctness": (-3, 3)}),
-        ({"max_correctness": 1, "length": True}, {"correctness": (-1, 1), "length": (0, 1)}),
-        # format starts at -2 or 2, and correctness moves from 2 to its end
-        ({"schedule": "linear"}, {"format": (-2, 2), "correctness": (-3, 3)}),
-        ({"schedule": "linear", "max_correctness": 1}, {"correctness": (-2, 2)}),
-        ({"schedule": "two_stage"}, {"format": (0, 1), "correctness": (-3, 3)}),
-    ],
-)
-def test_bounds(options, expected):
-    bounds = tool_rl.bounds(**options)
-    assert bounds.items() >= expected.items()
+@pytest.mark.parametrize("most", [3, 1])
+def test_bounds(most):
+    bounds = tool_rl.bounds(max_correctness=most)
+    assert bounds == {"format": (0, 1), "correctness": (-most, most)}
     # the values that are reached are the bounds, and none is outside
-    seen = [
-        score(response, TOOL_GOLD, step=step, **options)
-        for response in (TOOL_GOLD, "", THINK)
-        for step in range(200)
-    ]
-    for name, (low, high) in bounds.items():
+    seen = [score(response, TOOL_GOLD, max_correctness=most) for response in (TOOL_GOLD, "", THINK)]
+    for name, ends in bounds.items():
         values = [scores[name] for scores in seen]
-        assert low <= min(values) and max(values) <= high
-        if name != "length":
-            assert (min(values), max(values)) == (low, high)
+        assert (min(values), max(values)) == ends
 
 
 def test_bounds_of_bad_options():
     with pytest.raises(ValueError, match="max_correctness: got -1"):
         tool_rl.bounds(max_correctness=-1)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "step", "format_wrong", "format_right", "bound"),
-    [
-        ("constant", 50, 0, 1, 3),
-        # t/150 = 0, 1/2, 1 and held: upper 2 - t/150, lower -2 + t/75 up to -1, M = 2 + t/150
-        ("linear", 0, -2, 2, 2),
-        ("linear", 75, -1, 1.5, 2.5),
-        ("linear", 150, -1, 1, 3),
-        ("linear", 600, -1, 1, 3),
-        ("two_stage", 29, 0, 1, 1),
-        ("two_stage", 30, 0, 0.5, 3),
-    ],
-)
-def test_schedules(schedule, step, format_wrong, format_right, bound):
-    options = {"schedule": schedule, "step": step}
-    right = score(TOOL_GOLD, TOOL_GOLD, **options)
-    assert right == pytest.approx({"format": format_right, "correctness": bound})
-    wrong = score("", TOOL_GOLD, **options)
-    assert wrong == pytest.approx({"format": format_wrong, "correctness": -bound})
-    # one value wrong is 3/4 of the range
-    assert correctness([F], [call("f", a=1, b=9)], **options) == pytest.approx(bound / 2)
 
 
 # --- errors ---------------------------------------------------------------------------------
@@ -277,21 +191,11 @@ def test_wrong_types_and_options_raise():
     for bad in (None, b"", 3, ["a"]):
         with pytest.raises(ValueError, match=r"tool_rl ground truth: got .*; expected"):
             score("", bad)
-    with pytest.raises(TypeError, match="granularty"):
-        score("", TOOL_GOLD, granularty="fine")
-    for options in (
-        {"granularity": "strict"},
-        {"schedule": "cosine"},
-        {"length_schedule": "two_stage"},
-        {"max_correctness": 0},
-        {"max_correctness": float("nan")},
-        {"max_correctness": float("inf")},
-        {"schedule": "linear"},
-        {"schedule": "two_stage", "step": -1},
-        {"length_schedule": "linear"},
-    ):
-        with pytest.raises(ValueError, match=r"tool_rl .*: got .*; expected"):
-            score("", TOOL_GOLD, **options)
+    with pytest.raises(TypeError, match="max_corectness"):
+        score("", TOOL_GOLD, max_corectness=1)
+    for bad in (0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"tool_rl max_correctness: got .*; expected"):
+            score("", TOOL_GOLD, max_correctness=bad)
 
 
 def test_scoring_prints_nothing_and_leaves_random_alone(capsys):
@@ -406,18 +310,12 @@ def test_any_string_scores_as_the_reference_does(response, gold):
 
 
 @PROPERTY
-@given(
-    st.text() | SPLICES | WELL_WRAPPED,
-    st.sampled_from(GOLD_OF_EVERY_KIND),
-    st.sampled_from(("fine", "refined", "intermediate", "coarse")),
-    st.sampled_from(("constant", "linear", "two_stage")),
-)
-def test_no_string_raises_and_scores_stay_in_range(response, gold, granularity, schedule):
-    options = {"granularity": granularity, "schedule": schedule, "step": 40, "length": True}
-    got = score(response, gold, response_tokens=3, **options)
-    assert list(got) == ["format", "correctness", "length"]
+@given(st.text() | SPLICES | WELL_WRAPPED, st.sampled_from(GOLD_OF_EVERY_KIND))
+def test_no_string_raises_and_scores_stay_in_range(response, gold):
+    got = score(response, gold, response_tokens=3, step=40)
+    assert list(got) == ["format", "correctness"]
     assert all(type(value) is float for value in got.values())
-    assert abs(got["correctness"]) <= 3 + 1e-9 and 0 <= got["length"] <= 1
+    assert abs(got["correctness"]) <= 3 + 1e-9
 
 
 # --- hostile text: the time must grow with the length, not with its square ------------------

@@ -14,8 +14,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.tools import replay
-from verl_gdpo.tools.advice import describe
-from verl_gdpo.tools.advice.evidence import FEWEST, Evidence, Update
+from verl_gdpo.tools.advice import FEWEST, Evidence, Update, describe
 from verl_gdpo.tools.report.page import build_page, write
 from workshop.experiments import advice
 

@@ -260,18 +260,6 @@ def test_the_page_escapes_what_a_model_wrote_and_needs_nothing_else(tmp_path, ca
     assert text.count("<script") == 2
 
 
-def test_prompts_that_a_step_has_more_than_once(tmp_path):
-    dump = make_run(tmp_path / "run", steps=4) / "rollouts" / "4.jsonl"
-    rows = [json.loads(line) for line in dump.read_text().splitlines()]
-    assert build_page([tmp_path / "run"]).remarks == []
-    for row in rows:
-        row["input"] = row["input"].replace("equal", "Oslo").replace("cancelled", "equal")
-    rows += [{**row, "uid": f"pad{row['uid']}", "group": "pad", "is_padding": True} for row in rows]
-    dump.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [remark] = build_page([tmp_path / "run"]).remarks
-    assert remark.text == "2 of 4 groups of step 4 have the prompt of another one"
-
-
 def test_the_first_screen_in_its_order(tmp_path):
     run, grpo = (make_run(tmp_path / arm, arm, steps=30) for arm in ("gdpo", "grpo"))
     lines = [json.loads(line) for line in (run / "metrics" / "1.jsonl").read_text().splitlines()]

@@ -26,7 +26,6 @@ import json
 import os
 import re
 import runpy
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,18 +195,6 @@ def read_texts(path: Path, numbers: set[int]) -> dict[int, dict[str, Any]]:
         lines = {number: line for number, line in enumerate(file) if number in numbers}
     rows = {number: json.loads(line) for number, line in lines.items()}
     return {number: {key: row.get(key) for key in TEXTS} for number, row in rows.items()}
-
-
-def repeated_prompts(path: Path) -> tuple[int, int]:
-    """Return how many groups of a step have the prompt of another one, and how many there are."""
-    prompts: dict[str, str] = {}
-    with path.open(encoding="utf-8") as file:
-        for row in map(json.loads, file):
-            group = row.get("group") or group_of(row.get("uid", "pad_0_0"))
-            if not row.get("is_padding", group.startswith("pad")):
-                prompts[group] = row["input"]
-    counts = Counter(prompts.values())
-    return sum(count for count in counts.values() if count > 1), len(prompts)
 
 
 def has_rewards(path: Path) -> bool:

@@ -67,8 +67,6 @@ class Task:
     system_prompt: the instructions that data preparation puts before each question. With None, each
         row has its own.
     verl_names: {name of a reward in verl's own scorer for these rows: our name}.
-    labels: `labels(ground_truth)` returns texts such as ["calls: 2"]; the report of the data counts
-        how many rows have each text.
     missing: `missing(**options)` returns what this machine cannot give to `score`, for `check` to
         say. It raises OSError where the machine cannot score at all.
     programs: see `Programs`; None for a scorer that runs none.
@@ -87,7 +85,6 @@ class Task:
     good_response: Callable[[str], str]
     system_prompt: str | None
     verl_names: Mapping[str, str] = field(default_factory=dict)
-    labels: Callable[[str], Sequence[str]] = _nothing
     missing: Callable[..., Sequence[str]] = _nothing
     programs: Programs | None = None
     main_reward: str = ""

@@ -67,7 +67,7 @@ def prepare(args: argparse.Namespace) -> None:
     shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
     write_parquets(files, made_from(task, options), command_options)
-    print(table(splits, task, shared))
+    print(table(splits, shared))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
     if remark := shared.describe("row {} of test.parquet".format, "row {} of train.parquet".format):

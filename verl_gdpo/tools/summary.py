@@ -14,13 +14,12 @@ from textwrap import shorten
 
 from verl_gdpo.run.checkpoints import newest_checkpoint
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import ENDS, NOTHING, Metrics, MetricsReader, ends
+from verl_gdpo.run.folder import ENDS, NOTHING, Metrics, ends
 from verl_gdpo.run.starts import RecordedStart, starts_of
 from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import printable, render
 
 HEADER = ("reward", *ENDS)
-STARTS = ("start", "time", "from step", "to step", "end", "changed")
 END_CHARACTERS = 80  # Ray's messages have hundreds
 HAS_FINDING = 3  # exit code
 
@@ -90,39 +89,28 @@ def as_text(source: str) -> int:
     if logged is not None:
         _print_metrics(logged)
         print(f"{'curves':<14} verl-gdpo report {source}")
-    starts = []
     try:
-        starts = [_start_row(folder, recorded) for recorded in starts_of(folder)]
+        for recorded in starts_of(folder):
+            _print_start(recorded)
     except ValueError as error:  # a manifest is damaged
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
-    if starts:
-        *columns, what = STARTS
-        print(f"\n{render(columns, [row[:-1] for row in starts])}")
-        for number, *_, changed in starts:
-            if changed != NOTHING:
-                print(f"start {number} {what}: {printable(changed)}")
-        print()
     for label, path in parts.items() if is_ours else ():
         print(f"{label:<14} {path if path and path.exists() else 'none'}")
     return 0
 
 
-def _start_row(run: Path, recorded: RecordedStart) -> tuple[str, ...]:
-    start = recorded.start
-    # wherever the run's folder is now
-    file = run / "metrics" / Path(start.metrics).name
-    steps = [step for step, _ in MetricsReader(file).new()] if file.is_file() else []
+def _print_start(recorded: RecordedStart) -> None:
+    start, label = recorded.start, f"start {recorded.number}"
+    time = start.time[:16].replace("T", " ")
+    # all of it stays in the start's end.yaml
+    why = shorten(str(recorded.end.get("why", "not recorded")), END_CHARACTERS, placeholder=" ...")
+    print(f"{label:<14} {time}, after step {start.step}; end: {printable(why)}")
     changes = [
         f"{key}: {before} -> {after} ({verdict})"
         for key, (before, after, verdict) in start.changes.items()
     ]
-    return (
-        *(str(recorded.number), start.time[:16].replace("T", " "), str(start.step)),
-        str(max(steps, default=NOTHING)),
-        # all of it stays in the start's end.yaml
-        shorten(str(recorded.end.get("why", "not recorded")), END_CHARACTERS, placeholder=" ..."),
-        "; ".join([*changes, *start.warnings]) or NOTHING,
-    )
+    if changes or start.warnings:
+        print(f"{'':<14} changed: {printable('; '.join([*changes, *start.warnings]))}")
 
 
 def _print_metrics(logged: Logged) -> None:

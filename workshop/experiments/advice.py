@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.zero import Floats
-from verl_gdpo.tools.advice.evidence import GDPO, Evidence, Update
+from verl_gdpo.tools.advice import GDPO, Evidence, Update
 
 GROUPS, SAMPLES, DUMPS = 20_000, 8, 2_000  # of a population, of a group, of a structure
 SIZES = ((2, 4), (3, 8), (10, 8), (30, 16))  # steps and groups of a step

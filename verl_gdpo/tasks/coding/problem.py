@@ -127,16 +127,3 @@ def {name}(*args, **kwargs):
     given = [*args], kwargs
     return next(t["accepted"][0] for t in {tests} if (t["args"], t["kwargs"]) == given)
 """
-
-
-def labels(ground_truth: str) -> list[str]:
-    """What a data report counts."""
-    problem = parse(ground_truth)
-    count = len(problem.tests)
-    texts = ["calls a function" if problem.function else "reads and prints"]
-    texts += [f"tests: {count}" if count < 10 else "tests: 10 or more"]
-    accepted = [test["accepted"] for test in problem.tests if problem.function]
-    if any(len(results) > 1 for results in accepted):
-        return [*texts, "accepts [x] and x"]
-    whole = any(isinstance(results[0], list) and results[0] for results in accepted)
-    return [*texts, *["expects a whole list"] * whole]

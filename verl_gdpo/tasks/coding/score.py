@@ -172,7 +172,6 @@ TASK = Task(
     main_reward="pass",
     good_response=form.good_response,
     system_prompt=form.SYSTEM_PROMPT,
-    labels=form.labels,
     missing=lambda weak_sandbox=False, **_: sandbox.missing(weak_sandbox),
     programs=Programs(cores, sandbox.ExecutionNotes),
     evaluation=Evaluation(

@@ -4,7 +4,6 @@
     [{"input": "3\\n", "output": "10\\n"}]                                            Codeforces'
     {"inputs": ["3\\n"], "outputs": ["10\\n"]}                                        verl's
     {"fn_name": "add", "inputs": ["3\\n7"], "outputs": ["10"]}                        verl's
-    {"assert_case": ["assert add(3) == 10"]}                      verl's, for sandbox_fusion alone
 
 A test whose content has no place in our form, such as a comparison by a function that no row
 defines, is left out and counted. Another form is an error.
@@ -13,7 +12,6 @@ defines, is left out and counted. Another form is an error.
 import ast
 import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any, TypeVar
 
 from verl_gdpo.tasks.coding.problem import Problem
@@ -23,8 +21,7 @@ Test = dict[str, Any]
 From = TypeVar("From")
 Into = TypeVar("Into")
 FORMS = (
-    "{functional}, a list of {input, output}, verl's {inputs, outputs} with or without fn_name, or "
-    "{assert_case}"
+    "{functional}, a list of {input, output}, or verl's {inputs, outputs}, with fn_name or without"
 )
 
 
@@ -55,10 +52,7 @@ def _read(tests: Any, leave_out: Callable[[str], None]) -> tuple[str | None, lis
         raise ValueError(f"the type {type(tests).__name__}")
     if {*tests} == {"functional"}:
         function, statements = _checked(_text(tests["functional"]))
-        return function, _called(function, statements, leave_out)[1]
-    if "assert_case" in tests:
-        sources = [_text(case) for case in _list(tests["assert_case"])]
-        return _called(None, [*chain.from_iterable(map(_statements_of, sources))], leave_out)
+        return function, [*_kept(_call_of, statements, leave_out)]
     if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
         raise ValueError(f"the keys {[*tests]}")
     inputs, outputs = _list(tests["inputs"]), _list(tests["outputs"])
@@ -68,20 +62,6 @@ def _read(tests: Any, leave_out: Callable[[str], None]) -> tuple[str | None, lis
     if tests.get("fn_name") is None:
         return None, [{"input": _lines(stdin), "output": _lines(out)} for stdin, out in pairs]
     return _text(tests["fn_name"]), _unwrapped([*_kept(_verls_call, pairs, leave_out)])
-
-
-def _called(
-    function: str | None, statements: list[ast.stmt], leave_out: Callable[[str], None]
-) -> tuple[str | None, list[Test]]:
-    """The tests of `function`, which is `candidate` in them, or else of the function they name."""
-    calls = list(_kept(_call_of, statements, leave_out))
-    if not calls:
-        return None, []
-    asked = "candidate" if function else calls[0][0]
-    for name, _ in calls:
-        if name != asked:
-            leave_out("an assert about another function")
-    return function or asked, [test for name, test in calls if name == asked]
 
 
 def _kept(
@@ -145,14 +125,6 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _statements_of(source: str) -> list[ast.stmt]:
-    """The statements of a text; raises ValueError if it is no Python."""
-    try:
-        return ast.parse(source).body
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"no Python ({error})") from error
-
-
 def _checked(source: str) -> tuple[str, list[ast.stmt]]:
     """The function that `def check(candidate): ...` and a last `check(FUNCTION)` are about.
 
@@ -162,7 +134,11 @@ def _checked(source: str) -> tuple[str, list[ast.stmt]]:
     Raises:
         ValueError: the text has another form.
     """
-    match _statements_of(source):
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no Python ({error})") from error
+    match statements:
         case [
             ast.FunctionDef(name="check", body=body),
             ast.Expr(ast.Call(func=ast.Name("check"), args=[function])),
@@ -173,8 +149,8 @@ def _checked(source: str) -> tuple[str, list[ast.stmt]]:
     raise ValueError("not `def check(candidate): ...` and `check(FUNCTION)`")
 
 
-def _call_of(statement: ast.stmt) -> tuple[str, Test]:
-    """The name and the test of `assert NAME(...) == literal`, read without running it.
+def _call_of(statement: ast.stmt) -> Test:
+    """The test of `assert candidate(...) == literal`, read without running it.
 
     assert candidate(nums = [2, 7], target = 9) == [0, 1]
 
@@ -186,7 +162,7 @@ def _call_of(statement: ast.stmt) -> tuple[str, Test]:
     match statement:
         case ast.Assert(
             test=ast.Compare(
-                left=ast.Call(func=ast.Name(name), args=args, keywords=keywords),
+                left=ast.Call(func=ast.Name("candidate"), args=args, keywords=keywords),
                 ops=[ast.Eq()],
                 comparators=[expected],
             )
@@ -194,12 +170,12 @@ def _call_of(statement: ast.stmt) -> tuple[str, Test]:
             named = {keyword.arg: keyword.value for keyword in keywords}
             if None in named:
                 raise LeftOut("arguments after **")
-            return name, {
+            return {
                 "args": [_literal(arg) for arg in args],
                 "kwargs": {key: _literal(value) for key, value in named.items()},
                 "accepted": [_literal(expected)],
             }
-    raise LeftOut("a statement that is not `assert FUNCTION(...) == literal`")
+    raise LeftOut("a statement that is not `assert candidate(...) == literal`")
 
 
 def _literal(node: ast.expr) -> Any:

@@ -211,6 +211,5 @@ TASK = Task(
     rows="verl_gdpo.tasks.constraints.rows",
     good_response=_good_response,
     system_prompt=None,  # chat templates have one of their own
-    labels=lambda ground_truth: [f"asks for: {name}" for name in read_constraints(ground_truth)],
     evaluation=Evaluation({"all met": lambda rewards: float(0 not in rewards.values())} | EACH),
 )

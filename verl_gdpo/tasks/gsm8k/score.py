@@ -121,14 +121,6 @@ def _good_response(ground_truth: str) -> str:
     return f"{THINK_OPEN} Step by step. {THINK_CLOSE}\n{ANSWER_OPEN}{ground_truth}{ANSWER_CLOSE}"
 
 
-def _labels(ground_truth: str) -> list[str]:
-    number = _WHOLE_NUMBER.fullmatch(ground_truth)
-    if number is None:
-        return ["answer: no whole number"]
-    parts = {"comma": "," in ground_truth, "sign": bool(number[1])}
-    return [f"answer: {' and '.join(p for p in parts if parts[p]) or 'digits alone'}"]
-
-
 TASK = Task(
     name="gsm8k",
     data_sources=DATA_SOURCES,
@@ -142,5 +134,4 @@ TASK = Task(
 Solve the problem step by step. The result is an integer; write it in digits alone, like this:
 {THINK_OPEN} your steps {THINK_CLOSE}
 {ANSWER_OPEN}your result{ANSWER_CLOSE}""",
-    labels=_labels,
 )

@@ -1,4 +1,4 @@
-"""Says what a row holds, checks it, says which rows are one problem, and counts what rows ask.
+"""Says what a row holds, checks it, says which rows are one problem, and counts them.
 
     {"data_source": "rlla",              # selects the scorer, see verl_gdpo.tasks.TASK_BY_SOURCE
      "prompt": [{"role": "system", "content": "You are a helpful multi-turn ..."},
@@ -10,7 +10,7 @@
 Every task has the same columns, so verl can train on several tasks at once.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
 ROW_TYPE = pa.struct(list(SCHEMA))
 ROLES = ("system", "user", "assistant")
 CHARS = [f"prompt chars, {part}" for part in ("low", "median", "p95", "high")]
+REPEATED = "repeated problems"
 
 
 def checked(
@@ -181,27 +182,20 @@ def _agree(task: Task, first: str, second: str) -> bool:
     return scores[0] == scores[1]
 
 
-def numbers_of(rows: Sequence[Row], task: Task) -> dict[str, int]:
+def numbers_of(rows: Sequence[Row]) -> dict[str, int]:
     """Return {name: number} of a file with at least one row.
 
-    Each label of the task has the number of its rows. The characters are those of all messages of a
-    prompt, without the chat template: the lowest value, the lower median, the 95th percentile
-    (nearest rank) and the highest value. A repeated problem is a row that asks what an earlier one
-    asks.
+    The characters are those of all messages of a prompt, without the chat template: the lowest
+    value, the lower median, the 95th percentile (nearest rank) and the highest value. A repeated
+    problem is a row that asks what an earlier one asks.
     """
-    labels: Counter[str] = Counter()
     chars, asked = np.zeros((2, len(rows)), np.int64)
     for number, row in enumerate(rows):
-        labels.update(task.labels(row["reward_model"]["ground_truth"]))
         chars[number] = sum(len(message["content"]) for message in row["prompt"])
         asked[number] = hash(question_of(row))
     spread = np.quantile(chars, (0, 0.5, 0.95, 1), method="inverted_cdf").tolist()
-    return {
-        "rows": len(rows),
-        **{label: labels[label] for label in sorted(labels)},
-        **dict(zip(CHARS, spread, strict=True)),
-        "repeated problems": len(rows) - len(np.unique(asked)),
-    }
+    repeated = len(rows) - len(np.unique(asked))
+    return {"rows": len(rows), **dict(zip(CHARS, spread, strict=True)), REPEATED: repeated}
 
 
 def overlap(splits: Splits) -> Overlap:
@@ -217,12 +211,10 @@ def overlap(splits: Splits) -> Overlap:
     return compare(prompts(splits["train"]), prompts(splits["test"]))
 
 
-def table(splits: Splits, task: Task, shared: Overlap) -> str:
+def table(splits: Splits, shared: Overlap) -> str:
     """Return a table with one column per file; the last lines are the overlap."""
-    columns = [numbers_of(rows, task) for rows in splits.values()]
-    labels = {name for column in columns for name in column} - {"rows", *CHARS, "repeated problems"}
-    names = ("rows", *sorted(labels), *CHARS, "repeated problems")
-    lines = [f"{name:24}" + "".join(f"{c.get(name, 0):>12,}" for c in columns) for name in names]
-    head = f"{'':24}" + "".join(f"{split:>12}" for split in splits)
+    columns = [numbers_of(rows) for rows in splits.values()]
+    lines = [f"{'':24}" + "".join(f"{split:>12}" for split in splits)]
+    lines += [f"{name:24}" + "".join(f"{c[name]:>12,}" for c in columns) for name in columns[0]]
     lines += [f"{'test problems in train':24}{len(shared.equal):>24,}"]
-    return "\n".join([head, *lines, f"{'nearly in train':24}{len(shared.near):>24,}"])
+    return "\n".join([*lines, f"{'nearly in train':24}{len(shared.near):>24,}"])

@@ -21,7 +21,6 @@ CALL_TAGS, RESPONSE_TAGS = (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RE
 _decode = json.JSONDecoder().decode  # faster than json.loads, which checks its options at each call
 
 Call = dict[str, Any]
-_PairScores = list[dict[int, float]]  # per gold call: predicted index -> score of that pair
 
 
 def render_answer(
@@ -60,18 +59,6 @@ def compact_system_prompt(tools: Mapping[str, Mapping[str, str]]) -> str:
     'Tools:\nf {"a": "integer"}'
     """
     return "\n".join(["Tools:", *(f"{name} {_json(types)}" for name, types in tools.items())])
-
-
-def labels(ground_truth: str) -> list[str]:
-    """Return what a well-formed ground truth asks for; the report of the data counts it.
-
-    >>> labels(render_answer("x", response_text="Hi."))
-    ['asks for: response', 'calls: 0']
-    """
-    tags = {"calls": TOOL_CALL_OPEN, "response": RESPONSE_OPEN}
-    asked = " and ".join(name for name, tag in tags.items() if tag in ground_truth)
-    calls = len(first_block_lines(ground_truth)) if TOOL_CALL_OPEN in ground_truth else 0
-    return [f"asks for: {asked or 'neither'}", f"calls: {calls}"]
 
 
 def first_block_lines(text: str) -> list[str]:
@@ -131,75 +118,45 @@ def _parse_response(response: str) -> list[Call] | None:
     return calls
 
 
-def share_of_best(response: str, gold: list[Call], granularity: str) -> float:
+def share_of_best(response: str, gold: list[Call]) -> float:
     """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared."""
+    # {name of a gold call: the parameters of each predicted call of this name}
+    unused: dict[str, list[Any]] = {call[NAME_KEY]: [] for call in gold}
     try:
         predicted = _parse_response(response)
-        if predicted is None:
-            return 0.0
-        if granularity == "coarse" or gold == predicted:
+        if predicted is None or gold == predicted:
             return float(gold == predicted)
-        pairs = _pair_scores(gold, predicted, granularity)
+        for call in predicted:
+            if call[NAME_KEY] in unused:
+                unused[call[NAME_KEY]].append(call.get(PARAMETERS_KEY))
+        if not all(isinstance(one, dict) for several in unused.values() for one in several):
+            return 0.0
+        counts = Counter(call[NAME_KEY] for call in gold)
+        common = sum(min(counts[name], len(several)) for name, several in unused.items())
+        reached = _jaccard(common, len(gold), len(predicted))
+        reached += sum(_take_best(call[PARAMETERS_KEY], unused[call[NAME_KEY]]) for call in gold)
     except RecursionError:  # the JSON is nested too deep for Python
         return 0.0
-    if pairs is None:
-        return 0.0
-    gold_names = [call[NAME_KEY] for call in gold]
-    predicted_names = [call[NAME_KEY] for call in predicted]
-    reached = _name_similarity(gold_names, predicted_names, granularity == "refined")
-    reachable = 1 + len(gold)
-    if granularity != "intermediate":
-        reachable += sum(len(call[PARAMETERS_KEY]) for call in gold)
-    return (reached + _total(pairs)) / reachable
+    return reached / (1 + sum(1 + len(call[PARAMETERS_KEY]) for call in gold))
 
 
-def _pair_scores(gold: list[Call], predicted: list[Call], granularity: str) -> _PairScores | None:
-    """Score each gold call with each predicted call of its name; None if one cannot be compared."""
-    places: dict[str, list[int]] = {call[NAME_KEY]: [] for call in gold}
-    for i, call in enumerate(predicted):
-        if call[NAME_KEY] in places:
-            places[call[NAME_KEY]].append(i)
-            if granularity != "intermediate" and not isinstance(call.get(PARAMETERS_KEY), dict):
-                return None
-    return [
-        {i: _pair_score(call, predicted[i], granularity) for i in places[call[NAME_KEY]]}
-        for call in gold
-    ]
+def _take_best(wanted: Mapping[str, Any], unused: list[Any]) -> float:
+    """Take the parameters that score best, the first of them, and return their score; 0 takes none.
 
-
-def _pair_score(gold: Call, predicted: Call, granularity: str) -> float:
-    if granularity == "intermediate":
-        return float(gold == predicted)
-    wanted, parameters = gold[PARAMETERS_KEY], predicted[PARAMETERS_KEY]
-    shared = [key for key in wanted if key in parameters]
-    keys = _jaccard(len(shared), len(wanted), len(parameters))
-    if granularity == "refined":
-        keys = float(list(wanted) == list(parameters))
-    return keys + len([key for key in shared if parameters[key] == wanted[key]])
-
-
-def _name_similarity(gold: list[str], predicted: list[Any], in_order: bool) -> float:
-    if in_order or gold == predicted:
-        return float(gold == predicted)
-    # gold names are texts; other names of a response could slow this down with colliding hashes
-    common = Counter(gold) & Counter(name for name in predicted if isinstance(name, str))
-    return _jaccard(common.total(), len(gold), len(predicted))
+    The score is the nearness of the keys, and the number of equal values.
+    """
+    scores = []
+    for parameters in unused:
+        shared = [key for key in wanted if key in parameters]
+        equal = sum(parameters[key] == wanted[key] for key in shared)
+        scores.append(_jaccard(len(shared), len(wanted), len(parameters)) + equal)
+    best = max(scores, default=0.0)
+    if best > 0:
+        del unused[scores.index(best)]
+    return best
 
 
 def _jaccard(common: int, size: int, other_size: int) -> float:
     """Return the Jaccard index of two multisets, given their sizes; 1 if both are empty."""
     union = size + other_size - common
     return common / union if union else 1.0
-
-
-def _total(pairs: _PairScores) -> float:
-    """Sum each gold call's best unused pair, in order; a pair with score 0 uses no call."""
-    total, used = 0.0, set()
-    for row in pairs:
-        best, best_score = -1, 0.0
-        for i, pair_score in row.items():
-            if pair_score > best_score and i not in used:
-                best, best_score = i, pair_score
-        used.add(best)
-        total += best_score
-    return total

@@ -25,8 +25,7 @@ from verl_gdpo.run.dump_reader import (
 )
 from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.terminal import printable, render, shorten, width_of
-from verl_gdpo.tools.advice import TITLE, describe
-from verl_gdpo.tools.advice.evidence import Evidence
+from verl_gdpo.tools.advice import TITLE, Evidence, describe
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
 from verl_gdpo.tools.replay.comparison import OF_SCORE, Group, Replay, StepReport
 

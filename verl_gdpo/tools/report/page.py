@@ -14,20 +14,17 @@ from markupsafe import Markup
 
 from verl_gdpo import __version__
 from verl_gdpo.algorithm.samples import RewardError
-from verl_gdpo.run.dump_reader import Scorer, repeated_prompts
+from verl_gdpo.run.dump_reader import Scorer
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.starts import starts_of
-from verl_gdpo.tools.advice import TITLE, Description, describe
-from verl_gdpo.tools.advice.evidence import FIRST_STEPS, Evidence
+from verl_gdpo.tools.advice import FIRST_STEPS, TITLE, Description, Evidence, describe
 from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sections
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, read_step, settings_of
-from verl_gdpo.tools.report.intervals import table_of_differences
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms, without_stopped
-from verl_gdpo.tools.report.tables import Table, differences, results
+from verl_gdpo.tools.report.tables import Table, differences, results, table_of_differences
 
 T = TypeVar("T")
 CHARACTERS = 1500  # of one text
-MOST_REPEATED = 0.1  # of the groups of a step; the end of an epoch repeats a few
 ENOUGH = 30  # logged steps, for most rules
 
 
@@ -100,9 +97,6 @@ def _of_run(run: Run, charts: Sequence[Chart], who: str) -> Iterator[Remark]:
     if starts and starts[-1].end.get("exit_code"):
         why = starts[-1].end.get("why")
         yield Remark(f"{who}the training stopped at step {run.last_step}: {why}")
-    repeated = _or_why(_repeated, run)
-    if isinstance(repeated, Remark):
-        yield repeated._replace(text=who + repeated.text)
     for finding in findings(run.metrics):
         chart = chart_of(finding, charts)
         place = (chart.id if chart else "", finding.first, finding.last, finding.is_over)
@@ -118,15 +112,6 @@ def verdict(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
     unchecked = ", ".join(run.name for run in members if not run.named_rewards)
     more = f"; no rule on each reward sees {unchecked}, without reward.reward_manager.name=gdpo"
     return f"No rule finds anything in {steps} steps{few}{more if unchecked else ''}"
-
-
-def _repeated(run: Run) -> Remark | None:
-    """What to say of prompts that the last step has more than once, beyond an epoch's end."""
-    file = run.dumps()[-1]
-    repeated, count = repeated_prompts(file)
-    text = f"{repeated} of {count} groups of step {file.stem} have the prompt of another one"
-    advice = "Look for rows in data.train_files that are the same"
-    return Remark(text, advice) if repeated > MOST_REPEATED * count else None
 
 
 def _advice(run: Run) -> Description:

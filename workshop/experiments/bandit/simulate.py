@@ -23,7 +23,7 @@ from torch.distributions import Categorical
 
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.tools.advice.evidence import GDPO, Evidence
+from verl_gdpo.tools.advice import GDPO, Evidence
 from workshop.experiments import results
 
 N, S, P, L, C, WIDTH = 8, 24, 16, 6, 4, 256
