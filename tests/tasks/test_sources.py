@@ -4,7 +4,11 @@ import copy
 import json
 import re
 import shutil
+import signal
 import socket
+import subprocess
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -196,14 +200,68 @@ def test_a_link_stays_one_and_its_file_is_replaced(tmp_path, exists):
     assert files_in(tmp_path / "disk") == {"a": b"new"}
 
 
-def test_two_writers_of_the_same_files_do_not_disturb_each_other(tmp_path):
+HELD = """
+import os, signal, sys, time
+from pathlib import Path
+from verl_gdpo.atomic import replace_together
+with replace_together(*map(Path, sys.argv[2:])) as temporary:
+    for path in temporary:
+        path.write_bytes(b"half")
+    print("writing", flush=True)
+    if sys.argv[1] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def writer(end, *paths):
+    """A process that is writing the files, and dies or waits."""
+    command = [sys.executable, "-c", HELD, end, *map(str, paths)]
+    with subprocess.Popen(
+        command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "writing\n"
+        if end == "dies":
+            assert process.wait(30) == -signal.SIGKILL
+        yield
+        process.stdin.close()
+
+
+def test_a_new_start_removes_what_a_killed_writer_left_and_nothing_else(tmp_path):
     paths = [tmp_path / "a[1].parquet", tmp_path / "b.parquet"]
-    with atomic.replace_together(*paths) as first, atomic.replace_together(*paths) as second:
-        for path in first:
-            path.write_bytes(b"last")
-        for path in second:
-            path.write_bytes(b"new")
-    assert files_in(tmp_path) == {path.name: b"last" for path in paths}
+    with writer("waits", *paths), writer("dies", *paths):
+        assert len(files_in(tmp_path)) == 4
+        others = [".c.tmp", ".b.parquet.tmp", ".ab.parquet.x.tmp"]
+        for name in others:
+            (tmp_path / name).write_bytes(b"mine")
+        with atomic.replace_together(*paths) as temporary:
+            for path in temporary:
+                path.write_bytes(b"new")
+            assert len(files_in(tmp_path)) == 2 + 2 + len(others)  # of the living, and of this one
+        assert [path.read_bytes() for path in paths] == [b"new", b"new"]
+    assert {*files_in(tmp_path)} == {*others, *(path.name for path in paths)}
+    assert [path.read_bytes() for path in paths] == [b"half", b"half"]  # the living one came last
+
+
+def test_a_temporary_file_that_is_taken_for_a_leftover_is_made_again(tmp_path, monkeypatch):
+    """Between its making and its lock, another start may remove it; nor need there be locks."""
+    taken = []
+
+    def flock(file, _):
+        taken.append(file)
+        if len(taken) == 1:
+            next(tmp_path.iterdir()).unlink()
+        else:
+            raise OSError("no locks here")
+
+    monkeypatch.setattr(atomic.fcntl, "flock", flock)
+    for content in (b"1", b"2"):
+        with atomic.replace_together(tmp_path / "a") as (temporary,):
+            assert temporary.exists()
+            temporary.write_bytes(content)
+        assert files_in(tmp_path) == {"a": content}
+    assert len(taken) == 3
 
 
 # ---- made once, and again when what makes it changes
