@@ -371,5 +371,5 @@ FIVE_CALLS = tool_text(*[F] * 5)
 def test_a_megabyte_scores_within_two_seconds(name):
     for gold in (FIVE_CALLS, FIVE_CALLS + "\n<response> done </response>", RESPONSE_GOLD):
         start = time.process_time()  # not of what else runs here
-        score(HOSTILE[name], gold, length=True)
+        score(HOSTILE[name], gold)
         assert time.process_time() - start < 2.0, gold

@@ -32,9 +32,8 @@ def score(
         response: decoded text without special tokens. Every string gets a score.
         ground_truth: text of the same form. The response must contain the same blocks (tool call,
             response, both or neither).
-        response_tokens: part of every scorer's signature; unused.
+        response_tokens, step: part of every scorer's signature; unused.
         max_correctness: M > 0, correctness is in [-M, M]; 3 in both papers, 1 in ToolRL's ablation.
-        step: the same as `response_tokens`.
 
     The correctness is C = 2 M s / D - M, with s = J(names) + sum over matched pairs of [J(keys) +
     number of equal values], and D = 1 + sum over gold calls of (1 + number of parameters); J is the
