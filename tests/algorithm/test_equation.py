@@ -58,6 +58,9 @@ def test_two_groups_in_one_batch():
     assert default_eps[1::2] == pytest.approx([0.54768, 1.09536], abs=5e-6)
 
 
+OF_TWO_REWARDS = [3, 6, 14, 26, 38, 59, 81, 109, 145, 186]
+
+
 def distinct_advantage_groups(n, G, **options):
     """Of all multisets of rollouts; or of rewards, which are fewer where n is above G."""
     size, length = (G, n) if n <= G else (n, G)
@@ -72,21 +75,18 @@ def distinct_advantage_groups(n, G, **options):
 
 
 @pytest.mark.parametrize(
-    ("n", "G", "gdpo"),
+    ("n", "G", "gdpo", "grpo"),
     [
-        *((2, G, count) for G, count in enumerate([3, 6, 14, 26, 38, 59, 81, 109, 145, 186], 2)),
-        *((3, 4, 45), (4, 4, 127), (5, 4, 318), (6, 4, 722)),
+        *((2, G, gdpo, comb(G, 2) + 1) for G, gdpo in enumerate(OF_TWO_REWARDS, 2)),
+        *((3, 4, 45, 14), (4, 4, 127, 23), (5, 4, 318, 41), (6, 4, 722, 56)),
     ],
 )
-def test_count_of_distinct_advantage_groups(n, G, gdpo):
+def test_count_of_distinct_advantage_groups(n, G, gdpo, grpo):
     assert distinct_advantage_groups(n, G, batch_norm="none") == gdpo
+    assert distinct_advantage_groups(n, G, **GRPO) == grpo
     if n == 2:
-        assert distinct_advantage_groups(n, G, **GRPO) == comb(G, 2) + 1
         without_std = distinct_advantage_groups(n, G, **GRPO, normalize_by_std=False)
         assert without_std == comb(G + 1, 2)
-    else:
-        grpo = {3: 14, 4: 23, 5: 41, 6: 56}[n]
-        assert distinct_advantage_groups(n, G, **GRPO) == grpo
 
 
 @pytest.mark.parametrize(("ones", "high", "low"), [(1, 1.5, -0.5), (2, 0.8660, -0.8660)])

@@ -13,14 +13,12 @@ REWARDS = {"u": [(0, 0), (0, 1)], "v": [(0, 0), (1, 1)]}
 A_OF = {"u_0_0": -0.54768, "u_1_0": 0.54768, "v_0_0": -1.09536, "v_1_0": 1.09536}
 
 
-def fill(queue, copies=1, **more):
+def fill(queue, copies=1):
     """Groups with the rewards of `REWARDS`, rows of 2 and 3 tokens; returns their prompts."""
     uids = [f"{uid}{copy or ''}" for copy in range(copies) for uid in REWARDS]
     for uid in uids:
-        infos = [
-            {"a": float(a), "b": float(b), "score": float(a + b), **more}
-            for a, b in REWARDS[uid[0]]
-        ]
+        rewards = REWARDS[uid[0]]
+        infos = [{"a": float(a), "b": float(b), "score": float(a + b)} for a, b in rewards]
         queue.add_group(uid, infos, lengths=(2, 3))
     return uids
 

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from omegaconf import OmegaConf
+from replay_buffers import made_buffer
 from tensordict.tensorclass import NonTensorData, NonTensorStack
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import replay_buffer
-from verl_gdpo.hooks.extend import extend_instance, record_of
-from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows
+from verl_gdpo.hooks.extend import record_of
+from verl_gdpo.hooks.replay_buffer import fetch_rows
 
 
 @pytest.fixture
@@ -36,17 +35,7 @@ def queue(monkeypatch):
 
 
 def buffer(metric="reward"):
-    made = ReplayBuffer(
-        trainer_mode="sync",
-        trainer_config=OmegaConf.create(),
-        max_off_policy_threshold=8,
-        max_off_policy_strategy="drop",
-        sampler_kwargs=OmegaConf.create(),
-        refill_fn=lambda count: count,
-        filter_groups_metric=metric,
-    )
-    extend_instance(made, "ReplayBuffer", BufferRecord(guard=None))  # as the trainer does
-    return made
+    return made_buffer(refill_fn=lambda count: count, filter_groups_metric=metric)
 
 
 def put(queue, buffer, groups, partition="train"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 import transfer_queue as tq
-from omegaconf import OmegaConf
+from replay_buffers import made_buffer
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -295,20 +295,9 @@ def queue(monkeypatch):
 
 
 def buffer_of(verls, mode, tolerated, refill=None, **more):
-    buffer = verls(
-        trainer_mode=mode,
-        trainer_config=OmegaConf.create(),
-        max_off_policy_threshold=8,
-        max_off_policy_strategy="drop",
-        sampler_kwargs=OmegaConf.create(),
-        poll_interval=0.0,
-        refill_fn=refill,
-        train_batch_size=6,
-        gen_batch_size=1,
-        **more,
-    )
-    extend_instance(buffer, "ReplayBuffer", BufferRecord(RolloutGuard(dict, tolerated=tolerated)))
-    return buffer
+    sizes = {"poll_interval": 0.0, "train_batch_size": 6, "gen_batch_size": 1}
+    guard = RolloutGuard(dict, tolerated=tolerated)
+    return made_buffer(guard, verls, mode, refill_fn=refill, **sizes, **more)
 
 
 def prompt(queue, uid, status, partition="train"):
