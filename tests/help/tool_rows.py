@@ -2,6 +2,8 @@
 
 import json
 
+from verl_gdpo.tasks.preparation.local_files import placed
+
 
 def tool_row(index, split, *, data_source="rlla"):
     city = ["Oslo", "Lima", "Kyiv", "Bern"][index % 4]
@@ -19,3 +21,7 @@ def tool_row(index, split, *, data_source="rlla"):
         },
         "extra_info": {"index": index, "split": split},
     }
+
+
+def numbered(rows, split):
+    return [placed(row, index, split) for index, row in enumerate(rows)]

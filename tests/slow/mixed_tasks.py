@@ -13,9 +13,9 @@ import yaml
 from repository import REPO
 from rollout_check import BATCH, SAMPLES, SIZES
 from start_verl import run_verl
+from tool_rows import numbered
 
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tasks.preparation.local_files import numbered
 from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
 from verl_gdpo.tools import data
 from verl_gdpo.tools.summary import reward_table

@@ -185,8 +185,8 @@ def test_fully_async_policy(assets, tmp_path):
             *TRAINING,
             # rollouts are slower than training, so some are under way when weights come
             "data.max_response_length=400",
-            "actor_rollout_ref.rollout.max_num_seqs=1",
-            "++async_training.staleness_threshold=4",
+            "actor_rollout_ref.rollout.max_num_seqs=4",
+            "++async_training.staleness_threshold=1",
             "ray_kwargs.ray_init.num_gpus=2",
             "ray_kwargs.ray_init.num_cpus=40",  # logical ones: trainer and rollouter want 10 each
             scorer="fails_for_one_row",

@@ -15,8 +15,8 @@ from hashlib import sha256
 import pandas as pd
 import pytest
 import torch
+from tool_rows import numbered
 
-from verl_gdpo.tasks.preparation.local_files import numbered
 from verl_gdpo.tasks.preparation.parquet import write_parquets
 from verl_gdpo.tasks.tool_rl import score as tool_rl
 from verl_gdpo.tasks.tool_rl.rows import make_rows

@@ -175,11 +175,6 @@ def placed(row: Row, index: int, split: str, dropped: Sequence[str] = ()) -> Row
     return {**row, "extra_info": {**kept, "index": index, "split": split}}
 
 
-def numbered(rows: Iterable[Row], split: str) -> list[Row]:
-    """Return the rows of a file."""
-    return [placed(row, index, split) for index, row in enumerate(rows)]
-
-
 def split_rows(rows: Sequence[Row], where: str) -> Splits:
     """Split rows as ToolRL did: shuffle with numpy's legacy generator, the last 2 % are for test.
 
