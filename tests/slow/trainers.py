@@ -183,10 +183,9 @@ def test_fully_async_policy(assets, tmp_path):
             assets,
             *documented(main),
             *TRAINING,
-            # rollouts are slower than training, so some are under way when weights come
+            # rollouts are slower than training, so that some are under way when weights come
             "data.max_response_length=400",
-            "actor_rollout_ref.rollout.max_num_seqs=4",
-            "++async_training.staleness_threshold=1",
+            "actor_rollout_ref.rollout.max_num_seqs=2",
             "ray_kwargs.ray_init.num_gpus=2",
             "ray_kwargs.ray_init.num_cpus=40",  # logical ones: trainer and rollouter want 10 each
             scorer="fails_for_one_row",
@@ -198,8 +197,6 @@ def test_fully_async_policy(assets, tmp_path):
         check_mini_batches(run.dump(file.stem), 1)
     check_error(run, BAD_ROW)
     parts = [m.get("fully_async/partial/max_partial_span", 0) for m in run.steps().values()]
-    for m in run.steps().values():
-        print({k: v for k, v in m.items() if "timing_s" in k or "processing" in k})
     print("versions more than one in a response", parts, "dumps", len(dumps))
     assert len(dumps) >= 4
     assert max(parts) >= 1
