@@ -626,16 +626,20 @@ def test_the_sample_that_takes_longest_is_named_ever_more_rarely():
     assert slow.overdue(1000) is None
 
 
-def test_a_sample_that_waits_for_its_turn_is_not_named(as_scorer):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
     def scorer(*_, **__):
         seen.append(scoring.slow_scoring.overdue(time.monotonic() + 1e3))
         return 1.0
+
+    async def in_the_loop(*_, **__):
+        return scorer()
 
     async def score_two():
         await asyncio.gather(*(scoring.run_single(row_of("x", uid=uid)) for uid in "ab"))
 
     seen = []
-    scoring = manager(as_scorer(scorer))
+    scoring = manager(in_the_loop if is_async else scorer)
     scoring.make_threads = lambda _: ThreadPoolExecutor(1)
     scoring.loop.run_until_complete(score_two())
     assert len(seen) == 2
