@@ -183,9 +183,11 @@ def test_fully_async_policy(assets, tmp_path):
             assets,
             *documented(main),
             *TRAINING,
-            # rollouts are slower than training, so that some are under way when weights come
+            # rollouts are slower than training, so that some are under way when weights come; those
+            # that were go on behind all others, so few may wait
             "data.max_response_length=400",
             "actor_rollout_ref.rollout.max_num_seqs=2",
+            "++async_training.trigger_parameter_sync_step=1",
             "ray_kwargs.ray_init.num_gpus=2",
             "ray_kwargs.ray_init.num_cpus=40",  # logical ones: trainer and rollouter want 10 each
             scorer="fails_for_one_row",

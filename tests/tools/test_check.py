@@ -491,8 +491,8 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
         )
 
     found(lambda **options: [f"there is no moon {options}"])
-    code, said, _ = check("+reward.reward_kwargs.granularity=coarse")
-    assert code == 0 and "check: task tool_rl: there is no moon {'granularity': 'coarse'}" in said
+    code, said, _ = check("+reward.reward_kwargs.max_correctness=1")
+    assert code == 0 and "check: task tool_rl: there is no moon {'max_correctness': 1}" in said
     assert "moon" not in check(scorer="lengths")[1]  # not by our scorer
 
     def nothing_works(**_):
