@@ -181,7 +181,7 @@ BENCHMARK = Benchmark(
     data_source="bfcl_v3",
     add_options=_add_options,
     notes=(
-        "BFCL-v3 in ToolRL's form can be compared with the paper's numbers. It does not reproduce "
+        "BFCL-v3 in ToolRL's form can be compared with the paper's numbers, and does not reproduce "
         "them: the code that made them was not published.",
         "format is ours: nobody published what the paper's correct format is.",
     ),
