@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -419,3 +421,16 @@ def changes_of_others(tree):
 )
 def test_how_a_change_of_verl_is_found(fault):
     assert [*changes_of_others(ast.parse(fault))]
+
+
+def test_the_package_itself_is_light():
+    code = """
+import sys, verl_gdpo, verl_gdpo.tasks.tool_rl.score
+heavy = {"torch", "verl", "ray", "vllm", "transformers"} & {*sys.modules}
+print(heavy)
+print(verl_gdpo.compute_gdpo_advantage.__name__)
+heavy = {"verl", "ray", "vllm", "transformers"} & {*sys.modules}
+print(heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\ncompute_gdpo_advantage\nset()\n"

@@ -13,18 +13,16 @@ class Look(NamedTuple):
 
 LOOK = Look()
 
-
-def style(look: Look) -> dict[Any, Any]:
-    """Return matplotlib's settings."""
-    return {
-        "font.size": 11,
-        "text.color": look.ink,
-        "axes.facecolor": look.background,
-        "axes.labelcolor": look.ink,
-        "axes.edgecolor": look.quiet,
-        "xtick.labelcolor": look.ink,
-        "ytick.labelcolor": look.ink,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 12,
-    }
+# matplotlib's settings
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "text.color": LOOK.ink,
+    "axes.facecolor": LOOK.background,
+    "axes.labelcolor": LOOK.ink,
+    "axes.edgecolor": LOOK.quiet,
+    "xtick.labelcolor": LOOK.ink,
+    "ytick.labelcolor": LOOK.ink,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 12,
+}

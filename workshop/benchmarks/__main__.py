@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from workshop.benchmarks import coding, estimator, run, scoring
+from workshop.benchmarks import coding, estimator, loading, run, scoring
 from workshop.benchmarks.measure import Row, table
 
 
@@ -49,30 +50,27 @@ def step_rows(_: torch.device) -> Iterator[Row]:
 
 BENCHMARKS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     "estimator": estimator.rows,
+    "advantage": estimator.advantage_rows,
     "metrics": estimator.metrics_rows,
     "scoring": lambda _: scoring.time_rows(),
     "coding": lambda _: coding.time_rows(),
+    "loading": lambda _: loading.rows(),
     "step": step_rows,
     "run": lambda _: run.rows(),
 }
 # the step takes 10 minutes and 10 GB, and starts Ray
-DEFAULT = ("estimator", "metrics", "scoring", "coding")
-TIMES = "times are the fastest of alternating calls; for a step, the pair with the median ratio"
+DEFAULT = ("estimator", "advantage", "metrics", "scoring", "coding")
+TIMES = "times are the fastest of alternating calls; advantage: medians; step: the median pair"
 
 
 def machine(device: torch.device) -> str:
-    cpu = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
-    parts = [
-        f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        f"{cpu}, {os.cpu_count()} cores, one thread used",
-        *([torch.cuda.get_device_name(device)] if device.type == "cuda" else []),
-        f"Python {platform.python_version()}, torch {torch.__version__}, verl {version('verl')}",
-    ]
-    return "; ".join(parts)
+    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    name, *_ = (*names, platform.machine())
+    cpu = f"{name}, {os.cpu_count()} cores, one thread used"
+    gpu = f"; {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    day = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+    return f"{day}; {cpu}{gpu}; {versions}, verl {version('verl')}"
 
 
 if __name__ == "__main__":

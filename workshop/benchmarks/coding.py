@@ -71,11 +71,9 @@ def kinds_here() -> list[Confinement]:
     """The first of each name that works on this machine."""
     found: dict[str, Confinement] = {}
     for kind in confinements(allow_weak=True):
-        try:
+        with contextlib.suppress(OSError):
             sandbox._try(kind)
-        except OSError:
-            continue
-        found.setdefault(kind.name, kind)
+            found.setdefault(kind.name, kind)
     return [*found.values()]
 
 

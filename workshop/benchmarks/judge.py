@@ -72,11 +72,8 @@ async def measure(port: int) -> bool:
             return await create(messages=messages, **judge._request)
 
     cpu: list[float] = []
-    for name, ask, count in (
-        ("first", bare, PEERS),
-        ("SDK", bare, PEERS),
-        ("ours", ours, JUDGEMENTS),
-    ):
+    runs = ("first", bare, PEERS), ("SDK", bare, PEERS), ("ours", ours, JUDGEMENTS)
+    for name, ask, count in runs:
         start, used = time.perf_counter(), time.process_time()
         await asyncio.gather(*(ask(f"{number} " + "word " * 400) for number in range(count)))
         ratio = (time.perf_counter() - start) / (count / AT_ONCE * SERVICE_SECONDS)

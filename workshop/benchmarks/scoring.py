@@ -22,48 +22,39 @@ SCORING_GOAL = 1.0  # at least as fast
 Pairs = list[tuple[str, str]]  # (response, ground truth)
 
 
-def responses_to(gold: str) -> dict[str, str]:
-    """Return {kind: response}: right, partly wrong, unreadable, and 15,000 characters long."""
+def responses_to(gold: str) -> list[str]:
+    """Return responses that are right, partly wrong, unreadable, and 15,000 characters long."""
     wrong_value = re.sub(r'": (\d+)', r'": "\1"', gold)  # a number in quotes
     call_twice = re.sub(r"\n(\{.*\})\n", r"\n\1\n\1\n", gold, count=1)
     half = gold[: gold.find(TOOL_CALL_CLOSE)][: len(gold) * 3 // 4]
-    return {
-        "correct": gold,
-        "wrong value": wrong_value.replace("true", "false"),
-        "a call too many": call_twice,
-        "no line break": gold.replace(f"{THINK_CLOSE}\n", f"{THINK_CLOSE} "),
-        "not JSON": gold.replace("}}\n", "}\n"),
-        "cut off": half,
-        "long": gold.replace(THINK_CLOSE, LONG_THOUGHT + THINK_CLOSE),
-    }
+    without_break = gold.replace(f"{THINK_CLOSE}\n", f"{THINK_CLOSE} ")
+    no_json, long = (
+        gold.replace("}}\n", "}\n"),
+        gold.replace(THINK_CLOSE, LONG_THOUGHT + THINK_CLOSE),
+    )
+    wrong_value = wrong_value.replace("true", "false")
+    return [gold, wrong_value, call_twice, without_break, no_json, half, long]
 
 
 def time_rows() -> Iterator[Row]:
-    pairs_of: dict[str, Pairs] = {}
-    for row in make_rows(PAIRS, split="train", seed=0):
-        gold = row["reward_model"]["ground_truth"]
-        for kind, response in responses_to(gold).items():
-            pairs_of.setdefault(kind, []).append((response, gold))
-    pairs_of["all of these"] = [pair for pairs in pairs_of.values() for pair in pairs]
+    golds = (row["reward_model"]["ground_truth"] for row in make_rows(PAIRS, split="train", seed=0))
+    pairs = [(response, gold) for gold in golds for response in responses_to(gold)]
     state = random.getstate()  # rlla changes it, and prints at random
-    with open(os.devnull, "w") as nowhere:
-        for kind, pairs in pairs_of.items():
-            with contextlib.redirect_stdout(nowhere):
-                check_agreement(kind, pairs)
-                ours, theirs = seconds_of(
-                    partial(_score_ours, pairs), partial(_score_rlla, pairs), torch.device("cpu")
-                )
-            size = f"{len(pairs)} responses, {kind}"
-            goal = SCORING_GOAL if kind == "all of these" else None
-            yield Row("ToolRL scoring", size, ours, "rlla", theirs, goal=goal)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        check_agreement(pairs)
+        ours, theirs = seconds_of(
+            partial(_score_ours, pairs), partial(_score_rlla, pairs), torch.device("cpu")
+        )
     random.setstate(state)
+    size = f"{len(pairs)} responses"
+    yield Row("ToolRL scoring", size, ours, "rlla", theirs, goal=SCORING_GOAL)
 
 
-def check_agreement(kind: str, pairs: Pairs) -> None:
+def check_agreement(pairs: Pairs) -> None:
     ours, theirs = _score_ours(pairs), _score_rlla(pairs)
     for pair, mine, other in zip(pairs, ours, theirs, strict=True):
         if abs(mine[0] - other[0]) + abs(mine[1] - other[1]) > 1e-9:
-            raise AssertionError(f"{kind}: ours {mine}, rlla {other} for {pair}")
+            raise AssertionError(f"ours {mine}, rlla {other} for {pair}")
 
 
 def _score_ours(pairs: Pairs) -> list[tuple[float, float]]:

@@ -22,7 +22,7 @@ from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.run.folder import training_rewards, validation_rewards
 from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, read_arms, trailing_mean
 from workshop.figures import collapse, demonstration, screens
-from workshop.looks import LOOK, style
+from workshop.looks import LOOK, STYLE
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -47,7 +47,7 @@ def advantages(settings: dict[str, Any]) -> dict[str, list[float]]:
 
 def idea() -> Figure:
     """A bar for each rollout's advantage; one pair of axes an estimator."""
-    with mpl.rc_context({**style(LOOK), "font.size": 12, "axes.titlesize": 13}):
+    with mpl.rc_context({**STYLE, "font.size": 12, "axes.titlesize": 13}):
         layout = ConstrainedLayoutEngine(wspace=0.08, h_pad=0.08)
         figure = Figure(figsize=(8, 3.9), layout=layout, facecolor=LOOK.background)
         axes = figure.subplots(1, 2, sharey=True)
@@ -86,7 +86,7 @@ def _draw_bars(axes: Axes, estimator: str, groups: dict[str, list[float]], colou
 def curves(run: Run) -> Figure:
     """Each reward of a run: every step, the mean of the last ones, and validation."""
     trained, tested = training_rewards(run.metrics), validation_rewards(run.metrics)
-    with mpl.rc_context(style(LOOK)):
+    with mpl.rc_context(STYLE):
         figure = Figure(
             figsize=(4.8 * len(trained), 3.5), layout="constrained", facecolor=LOOK.background
         )

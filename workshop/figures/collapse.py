@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
-from workshop.looks import LOOK, style
+from workshop.looks import LOOK, STYLE
 
 Groups = npt.NDArray[np.float64]
 
@@ -29,7 +29,7 @@ ESTIMATORS: dict[str, tuple[str, bool]] = {
 
 def collapse() -> Figure:
     """What each estimator tells apart, over the rollouts of a group, and over its rewards."""
-    with mpl.rc_context(style(LOOK)):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.6), layout="constrained", facecolor=LOOK.background)
         left, right = figure.subplots(1, 2)
         _draw(left, "of 2 rewards", "rollouts in a group, G", {g: (g, 2) for g in ROLLOUTS})

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop.experiments.demonstration import LAST, of
-from workshop.looks import LOOK, style
+from workshop.looks import LOOK, STYLE
 
 ARMS = {"gdpo": "GDPO", "grpo": "GRPO"}
 PANELS = {"format": ("Format: 0 or 1", 1.0), "judge": ("Judge: 0 to 100, noise of 10 points", 100)}
@@ -14,7 +14,7 @@ PANELS = {"format": ("Format: 0 or 1", 1.0), "judge": ("Judge: 0 to 100, noise o
 
 def demonstration() -> Figure:
     """A panel for each reward; a thin line is a seed, a thick one the mean of all."""
-    with mpl.rc_context({**style(LOOK), "font.size": 12, "axes.titlesize": 13}):
+    with mpl.rc_context({**STYLE, "font.size": 12, "axes.titlesize": 13}):
         figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor=LOOK.background)
         for axes, reward in zip(figure.subplots(1, 2), PANELS, strict=True):
             _draw(axes, reward)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop.experiments.map.compare import MATTERS, OPTIMIZERS, gain
-from workshop.looks import LOOK, style
+from workshop.looks import LOOK, STYLE
 
 NAMES = {"grpo": "GDPO minus GRPO", "grpo_range": "GDPO minus rescaled GRPO"}
 OF_OPTIMIZER = {"one scale": "one scale for all parameters", "adam": "Adam"}
@@ -28,7 +28,7 @@ ANSWER = {  # setting: what it is, for somebody who has not read the page
 
 
 def draw(folder: Path) -> None:
-    with mpl.rc_context(style(LOOK)):
+    with mpl.rc_context(STYLE):
         answer().savefig(folder / "map.png", dpi=150)
 
 

@@ -20,13 +20,13 @@ from workshop.experiments.trainer.compare import (
     mean_of_all,
     seeds_of,
 )
-from workshop.looks import LOOK, style
+from workshop.looks import LOOK, STYLE
 
 ENDPOINT_MARKERS = ("o", "s", "^", "D")
 
 
 def draw(folder: Path) -> None:
-    with mpl.rc_context(style(LOOK)):
+    with mpl.rc_context(STYLE):
         first().savefig(folder / "endpoints.png", dpi=150)
         second().savefig(folder / "second.png", dpi=150)
 
