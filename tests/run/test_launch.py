@@ -61,7 +61,8 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 @pytest.mark.parametrize(
     ("end", "expected", "limit"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", (137, "failed"), 60),
+        # the launcher looks every 10 s who shares what
+        ("time.sleep(14); os.kill(os.getpid(), signal.SIGKILL)", (137, "failed"), 60),
         ("time.sleep(600)", (124, "time limit"), 4),
     ],
     ids=["is killed", "is ended"],
