@@ -9,12 +9,13 @@ import pytest
 from repository import REPO
 from reward_rows import Tokenizer, row_of, scored
 from run_config import listed
+from verl import DataProto
 
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
-from verl_gdpo.hooks.function_list import algorithm_of, refuse_without_v1
+from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of, refuse_without_v1
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.tasks.lengths import smooth
@@ -320,3 +321,10 @@ def test_a_function_of_groups_needs_the_group(file):
     assert "x.group=True: the sample came without its group" in info[ERROR_KEY]
     with pytest.raises(ValueError, match=r"x.group=True: only the V1 trainers of verl"):
         refuse_without_v1(config)
+    # verl_gdpo_group: the workers of V1's agent loops mark a whole group
+    rows = [row_of(text, "42", "s", **{OF_GROUP: True}) for text in ("longer", "long\0\0")]
+    manager = manager_of(config)
+    both = manager.loop.run_until_complete(manager.run_single(DataProto.concat(rows)))
+    of_rows = [each["reward_extra_info"] for each in both.pop("reward_extra_info")]
+    assert both == {"reward_score": 0.0}
+    assert of_rows == [{"x": x, "other": None, "score": x} for x in (0.0, 1.0)]
