@@ -16,7 +16,8 @@ from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import replay_buffer
 from verl_gdpo.hooks.extend import record_of
-from verl_gdpo.hooks.replay_buffer import fetch_rows
+from verl_gdpo.hooks.replay_buffer import fetch_rows, select_prompts
+from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
 
 
 @pytest.fixture
@@ -332,3 +333,14 @@ def test_what_is_lost_of_a_prompt_that_failed(mode, partition, lost):
     prompts = replay_buffer._prompts_of(made, partition)
     assert prompts.lost == lost and prompts.failed == {"none", "one", "two"}
     assert prompts.ended == {"none", "one", "two", "whole"} and prompts.under_way == 3
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_nothing_is_left_of_all_selected_prompts(partition):
+    buffer, uids = made_buffer(RolloutGuard(dict, tolerated=0)), ["b", "a"]
+    selected = uids, {"a_0_0": {}, "c_0_0": {}}
+    assert select_prompts(lambda *_: selected, buffer, partition, {*uids}, 2) is selected
+    del selected[1]["a_0_0"]
+    message = rf"^all 2 prompts of the partition '{partition}' failed, .* for uid=a'"
+    with pytest.raises(RolloutError, match=message):
+        select_prompts(lambda *_: selected, buffer, partition, {*uids}, 2)
