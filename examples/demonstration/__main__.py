@@ -12,47 +12,38 @@ from pathlib import Path
 
 from examples.demonstration.inputs import make_inputs
 from examples.demonstration.results import answers_table, rewards_table
+from examples.demonstration.settings import SETTINGS, Setting
 from verl_gdpo.run.resume import quoted
 from verl_gdpo.terminal import printing
 from verl_gdpo.tools import report
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-ARMS = {
-    "grpo": ["estimator=grpo"],
-    "gdpo": ["estimator=gdpo"],
-    # dividing by hand: the judge counts from 0 to 1
-    "grpo_divided": ["estimator=grpo", "reward.reward_functions.judge.weight=0.01"],
-}
 POLL_SECONDS, LOG_LINES = 0.2, 25
-FACTS = """
-Of GRPO's sum, the judge is nearly all: a format of 0 or 1 is less than its noise of 10 points.
-GDPO normalises each reward by itself. Dividing the judge by 100 by hand does the same:
-./run_demo.sh arms=grpo,gdpo,grpo_divided. And what GRPO shows is a delay: it learns the format
-later, when the judge has little left to choose. docs/evidence.md has several seeds."""
 
 
 def main() -> int:
-    arms, seed, out, others = _read(sys.argv[1:])
+    setting, arms, seed, out, others = _read(sys.argv[1:])
     _say(f"seed {seed}: rows, and a tiny policy that is shown answers that are half right")
-    keys = [*_toy_keys(out / "inputs", seed), f"seed={seed}", *others]
+    keys = [setting.task, *_toy_keys(out / "inputs", seed), f"seed={seed}", *others]
     commands = {
-        arm: [str(ROOT / "run.sh"), *keys, *ARMS[arm], f"run_dir={out / arm}"] for arm in arms
+        arm: [str(ROOT / "run.sh"), *keys, *setting.arms[arm], f"run_dir={out / arm}"]
+        for arm in arms
     }
     _say(f"training {' and '.join(arms)} side by side; what they print is in {out}/ARM.log")
     failed = train(commands, out)
     if failed:
         return failed
     runs = {arm: out / arm for arm in arms}
-    print(f"\n{rewards_table(runs)}\n\n{answers_table(runs)}\n{FACTS}\n", flush=True)
+    print(f"\n{rewards_table(runs)}\n\n{answers_table(runs)}\n\n{setting.facts}\n", flush=True)
     named = [option for arm, run in runs.items() for option in ("--arm", f"{arm}={run}")]
-    print("The curves of both rewards, and more: ", end="", flush=True)
+    print("The curves of all rewards, and more: ", end="", flush=True)
     return report.main([*named, "--out", str(out / "report")])
 
 
-def _read(arguments: Sequence[str]) -> tuple[list[str], int, Path, list[str]]:
-    """Return arms, seed, the folder for everything, and the arguments for run.sh."""
-    mine = {"arms": "grpo,gdpo", "seed": "1", "run_dir": ""}
+def _read(arguments: Sequence[str]) -> tuple[Setting, list[str], int, Path, list[str]]:
+    """Return setting, arms, seed, the folder for everything, and the arguments for run.sh."""
+    mine = {"setting": "judge", "arms": "", "seed": "1", "run_dir": ""}
     others = []
     for argument in arguments:
         key, sign, value = argument.partition("=")
@@ -60,28 +51,34 @@ def _read(arguments: Sequence[str]) -> tuple[list[str], int, Path, list[str]]:
             mine[key] = value
         else:
             others.append(argument)
-    arms = mine["arms"].split(",")
-    if not {*arms} <= ARMS.keys():
-        raise SystemExit(f"run_demo.sh: arms={mine['arms']}: expected some of {','.join(ARMS)}")
+    if mine["setting"] not in SETTINGS:
+        names = ",".join(SETTINGS)
+        raise SystemExit(f"run_demo.sh: setting={mine['setting']}: expected one of {names}")
+    setting = SETTINGS[mine["setting"]]
+    arms = mine["arms"].split(",") if mine["arms"] else [*setting.first]
+    if not {*arms} <= setting.arms.keys():
+        names = ",".join(setting.arms)
+        raise SystemExit(f"run_demo.sh: arms={mine['arms']}: expected some of {names}")
     if not mine["seed"].isdecimal():
         raise SystemExit(f"run_demo.sh: seed={mine['seed']}: expected a number from 0")
     name = time.strftime("demonstration-%Y-%m-%d_%H-%M-%S")
     out = Path(mine["run_dir"] or ROOT / "runs" / name).absolute()
     if out.exists():
         raise SystemExit(f"run_demo.sh: {out} exists; choose another run_dir=FOLDER")
-    return arms, int(mine["seed"]), out, others
+    return setting, arms, int(mine["seed"]), out, others
 
 
 def _toy_keys(inputs: Path, seed: int) -> list[str]:
     """Make the toy's inputs, and return what run.sh is given to train on them."""
     rows, policy = make_inputs(inputs, seed)
     return [
-        *("demonstration", "hardware=cpu"),
+        "hardware=cpu",
         f"hydra.searchpath=[{quoted(f'file://{HERE}/recipes')}]",
         f"demonstration={quoted(str(HERE))}",
         *(f"data.{which}_files={quoted(str(rows))}" for which in ("train", "val")),
         f"actor_rollout_ref.model.path={quoted(str(policy))}",
         "trainer.val_before_train=false",  # all of the rows are trained on
+        "--allow-flat",  # no made-up response has the words in their places
     ]
 
 

@@ -11,21 +11,19 @@ from verl_gdpo.terminal import render
 
 LAST = 5  # steps, whose mean is the end of a training
 SHOWN_PROMPTS = 4
-REWARDS = {"format": ".2f", "judge": ".1f"}  # {reward: the form of a mean}
 
 Runs = Mapping[str, Path]  # {arm: the folder of its run}
 
 
 def rewards_table(runs: Runs) -> str:
     """Return the mean of each reward and arm in the first step, and over the last five."""
-    header = ["arm", *(f"{r}, {when}" for r in REWARDS for when in ("step 1", f"last {LAST}"))]
+    curves = {arm: training_rewards(read_metrics(run)) for arm, run in runs.items()}
+    rewards = [*next(iter(curves.values()))]
+    header = ["arm", *(f"{r}, {when}" for r in rewards for when in ("step 1", f"last {LAST}"))]
     rows = []
-    for arm, run in runs.items():
-        curves, cells = training_rewards(read_metrics(run)), [arm]
-        for reward, form in REWARDS.items():
-            means = [*curves[reward].values()]
-            cells += [f"{end:{form}}" for end in (means[0], fmean(means[-LAST:]))]
-        rows.append(cells)
+    for arm, means_of in curves.items():
+        means = [[*means_of[reward].values()] for reward in rewards]
+        rows.append([arm, *(f"{end:.3g}" for m in means for end in (m[0], fmean(m[-LAST:])))])
     return render(header, rows)
 
 
@@ -38,7 +36,8 @@ def answers_table(runs: Runs) -> str:
         place = prompt.rpartition(" the ")[2].partition("?")[0]
         rows.append([place, start["gts"], "before", *_cells(start)])
         rows += [["", "", arm, *_cells(ends[prompt])] for arm, (_, ends) in answers.items()]
-    return render(["lives in the", "judge wants", "", "answer", *REWARDS], rows, left=(0, 1, 2, 3))
+    rewards = next(iter(starts.values()))["rewards"]
+    return render(["lives in the", "wanted", "", "answer", *rewards], rows, left=(0, 1, 2, 3))
 
 
 def _first_answers(run: Path) -> list[dict[str, dict[str, Any]]]:
@@ -49,4 +48,4 @@ def _first_answers(run: Path) -> list[dict[str, dict[str, Any]]]:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    return [row["output"], *(f"{row['rewards'][reward]:.0f}" for reward in REWARDS)]
+    return [row["output"], *(f"{reward:.3g}" for reward in row["rewards"].values())]

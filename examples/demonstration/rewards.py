@@ -1,4 +1,4 @@
-"""The two rewards, as anybody would write them: the recipe names this file and its functions.
+"""The rewards, as anybody would write them: the recipes name this file and its functions.
 
 <answer> big red fox </answer> .        has the format
 so big red fox end ~                    has not; the judge likes both alike
@@ -31,3 +31,30 @@ def judge(
     right: int = sum(map(eq, solution_str.split()[1 : 1 + WORDS], ground_truth.split()))
     chance = random.Random(f"{seed}, {extra_info['index']}: {solution_str}")
     return min(max(100 * right / WORDS + chance.gauss(0, noise), 0.0), 100.0)
+
+
+def is_right(solution_str: str, ground_truth: str, least_frame: int = 0) -> float:
+    """Return 1 if all words are those that are wanted, with so many words of the frame, else 0."""
+    words = solution_str.split()
+    is_wanted = words[1 : 1 + WORDS] == ground_truth.split()
+    return float(is_wanted and frame_words(words) >= least_frame)
+
+
+def says(solution_str: str, word: str, worth: float) -> float:
+    """Return `worth` for an answer with the word."""
+    return worth * (word in solution_str.split())
+
+
+def cost_of_frame(solution_str: str, worth: float) -> float:
+    """Return minus `worth` for an answer with the whole frame, and a share of it for a part."""
+    return -worth * frame_words(solution_str.split()) / len(FRAME)
+
+
+def noise(deviation: float) -> float:
+    """Return chance, with this standard deviation: a new number each time."""
+    return random.gauss(0, deviation)
+
+
+def frame_words(words: list[str]) -> int:
+    """Return how many words of the frame are in their places."""
+    return sum(map(eq, (*words[:1], *words[1 + WORDS :]), FRAME))

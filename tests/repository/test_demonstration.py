@@ -3,8 +3,10 @@
 import json
 import random
 import re
+import shlex
 import statistics
 
+import numpy as np
 import pytest
 from composed_recipes import RECIPES
 from quick_composition import compose_quickly
@@ -13,8 +15,12 @@ from run_folder_writer import write_metrics
 
 from examples.demonstration import __main__ as command
 from examples.demonstration import inputs, results, rewards
+from examples.demonstration.settings import SETTINGS
+from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.hooks.function_list import algorithm_of
 from verl_gdpo.run.dump_reader import DUMP_KEYS, VERL_KEYS
+from verl_gdpo.tools.advice import Evidence, describe
 from workshop.experiments import demonstration
 from workshop.figures import demonstration as figure
 
@@ -68,16 +74,65 @@ def test_half_of_the_words_of_a_shown_answer_are_right():
 
 
 @pytest.mark.parametrize(
-    ("arm", "estimator", "weight"), [("grpo_divided", "grpo", 0.01), ("gdpo", "gdpo", 1)]
+    ("answer", "expected"),
+    # the answer, with two words of the frame at least, the bonus, and the cost
+    [
+        ("<answer> big red fox </answer> .", (1, 1, 0, -0.05)),
+        ("<answer> big red fox ; .", (1, 1, 0, -0.05 * 2 / 3)),
+        ("so big red fox ; .", (1, 0, 0, -0.05 / 3)),
+        ("so old red fox ; ~", (0, 0, 0.05, 0)),
+        ("<answer> old </answer> .", (0, 0, 0.05, -0.05 / 3)),
+        ("", (0, 0, 0, 0)),
+    ],
 )
-def test_the_recipe_lists_both_rewards(arm, estimator, weight):
+def test_the_rewards_that_gdpo_harms(answer, expected):
+    got = (
+        rewards.is_right(answer, WANTED),
+        rewards.is_right(answer, WANTED, least_frame=2),
+        rewards.says(answer, "old", 0.05),
+        rewards.cost_of_frame(answer, 0.05),
+    )
+    assert got == pytest.approx(expected)
+
+
+def test_the_noise_is_new_each_time():
+    drawn = [rewards.noise(0.02) for _ in range(400)]
+    assert len({*drawn}) == 400
+    assert statistics.stdev(drawn) == pytest.approx(0.02, rel=0.15)  # its error is 3.5 %
+
+
+EVERY_ARM = [(name, arm) for name, setting in SETTINGS.items() for arm in setting.arms]
+
+
+@pytest.mark.parametrize(("name", "arm"), EVERY_ARM)
+def test_each_arm_of_a_setting_has_its_rewards(name, arm):
+    setting = SETTINGS[name]
     recipes = f"hydra.searchpath=['file://{command.HERE}/recipes']"
-    keys = [recipes, "task=demonstration", "hardware=cpu", "seed=7", *command.ARMS[arm]]
+    keys = [recipes, f"task={setting.task}", "hardware=cpu", "seed=7", *setting.arms[arm]]
     config = compose_quickly(RECIPES, "train", keys)
-    assert config.algorithm.adv_estimator == estimator
-    assert dict(algorithm_of(config).gdpo.rewards) == {"format": 1, "judge": weight}
-    entry = config.reward.reward_functions.judge
-    assert (REPO / entry.path).samefile(rewards.__file__) and (entry.seed, entry.noise) == (7, 10)
+    assert config.algorithm.adv_estimator == arm.partition("_")[0]
+    weights = dict(algorithm_of(config).gdpo.rewards)
+    assert weights.keys() == config.reward.reward_functions.keys()
+    first, *others = weights.values()
+    assert first == 1  # beside a small one under a changed weight
+    assert all(w < 1 for w in others) if "_" in arm else {*others} == {1}
+    entries = config.reward.reward_functions.values()
+    assert all((REPO / entry.path).samefile(rewards.__file__) for entry in entries)
+    assert name != "judge" or config.reward.reward_functions.judge.seed == 7
+
+
+def test_the_line_that_replay_prints_can_be_pasted_into_the_command():
+    """The list of functions has weights: a training refuses others beside them."""
+    recipes = f"hydra.searchpath=['file://{command.HERE}/recipes']"
+    keys = [recipes, "task=bonus", "hardware=cpu"]
+    config = compose_quickly(RECIPES, "train", keys)
+    values_BK = np.array([[1, 0], [0, 0.05], [1, 0.05], [0, 0]])
+    rewards = RewardMatrix({"answer": 1.0, "bonus": 1.0}, values_BK, np.ones((4, 2), bool))
+    step = rewards, np.ones(4, bool), np.zeros(4, int)
+    line = describe(Evidence([step], read_settings(algorithm_of(config))), config).line
+    changed = compose_quickly(RECIPES, "train", [*keys, *shlex.split(line)])
+    weights = dict(algorithm_of(changed).gdpo.rewards)
+    assert weights == pytest.approx({"answer": 1, "bonus": 0.05}, rel=0.01)
 
 
 @pytest.fixture
@@ -111,18 +166,18 @@ def runs(tmp_path):
 def test_the_tables(runs):
     lines = results.rewards_table(runs).splitlines()
     # steps 3 to 7: .3 to .7, and 30 to 70
-    assert lines[2].split() == ["grpo", "0.10", "0.50", "10.0", "50.0"]
-    assert lines[3].split() == ["gdpo", "1.00", "1.00", "10.0", "50.0"]
+    assert lines[2].split() == ["grpo", "0.1", "0.5", "10", "50"]
+    assert lines[3].split() == ["gdpo", "1", "1", "10", "50"]
     lines = [" ".join(line.split()) for line in results.answers_table(runs).splitlines()[2:]]
     assert lines[:3] == [
-        "cave big red fox before so red 1 50",
-        r"grpo grpo\x1b[2J 1 50",
-        r"gdpo gdpo\x1b[2J 1 50",
+        "cave big red fox before so red 1 49.6",
+        r"grpo grpo\x1b[2J 1 49.6",
+        r"gdpo gdpo\x1b[2J 1 49.6",
     ]
     assert lines[3].startswith("mill")
 
 
-@pytest.mark.parametrize("argument", ["arms=gdpo,ppo", "seed=x", f"run_dir={REPO}"])
+@pytest.mark.parametrize("argument", ["arms=gdpo,ppo", "setting=x", "seed=x", f"run_dir={REPO}"])
 def test_a_wrong_argument_is_refused_before_anything_is_made(argument):
     with pytest.raises(SystemExit, match=re.escape(argument.partition("=")[2])):
         command._read([argument])

@@ -26,6 +26,7 @@ from verl_gdpo.algorithm.statistics import (
     within_groups,
 )
 from verl_gdpo.algorithm.zero import SAME_SHARE, SOLVED, Bools, Floats, or_0
+from verl_gdpo.hooks.function_list import KEY, entries_of
 from verl_gdpo.terminal import printable, render, wrapped
 
 TITLE = "What would GDPO change?"
@@ -178,8 +179,8 @@ class Description(NamedTuple):
         return "\n".join([render(HEADER, self.rows), LEGEND, "", *sentences, printable(self.line)])
 
 
-def describe(evidence: Evidence) -> Description:
-    """Return the description of the first steps of a run."""
+def describe(evidence: Evidence, config: Any = None) -> Description:
+    """Return the description of the first steps of a run, which has this configuration."""
     reversed, untied, tied = (f"{share:.1%}" for share in evidence.changed_orders)
     orders = (
         f"Of the pairs of samples of one prompt, GDPO reverses the order of {reversed}. It orders "
@@ -193,7 +194,7 @@ def describe(evidence: Evidence) -> Description:
     rows = [[name, f"{size:.3g}", *of] for (name, size), *of in zip(*columns, strict=True)]
     rubric = "A rubric counts here as one reward; GDPO normalises each of its criteria."
     sentences = [*[rubric] * evidence.has_rubric, orders, keeps]
-    return Description(rows, sentences, _override(evidence, weights_K))
+    return Description(rows, sentences, _override(evidence, weights_K, config))
 
 
 def _shares(update: Update) -> list[str]:
@@ -205,10 +206,15 @@ def _shares(update: Update) -> list[str]:
     return [f"{share:.0%} [{low:.0%}, {high:.0%}]" for share, low, high in of_rewards]
 
 
-def _override(evidence: Evidence, weights_K: Floats) -> str:
-    """The override with other weights; what else the run sets of its rewards stays."""
+def _override(evidence: Evidence, weights_K: Floats, config: Any) -> str:
+    """The override with other weights; what else the run sets of its rewards stays.
+
+    Weights in the list of functions are taken out: a training refuses two that differ.
+    """
     terms = dict(evidence.settings.rewards_as_written)
     for name, weight in zip(evidence.ranges, weights_K, strict=True):
         rounded, term = float(f"{weight:.3g}"), terms.get(name)
         terms[name] = {**term, "weight": rounded} if isinstance(term, Mapping) else rounded
-    return line_of(REWARDS, terms)
+    entries = {} if config is None else entries_of(config)
+    listed = [f"'~{KEY}.{name}.weight'" for name, entry in entries.items() if "weight" in entry]
+    return " ".join([*listed, line_of(REWARDS, terms)])

@@ -142,7 +142,8 @@ def _print(replay: Replay, path: Path | None, left_out: Sequence[Path]) -> bool:
     if replay.scorer:
         print(replay.rescored)
     width = shutil.get_terminal_size((120, 40)).columns
-    print(f"\n== {TITLE} ==\n\n{describe(Evidence(replay.evidence, replay.own.settings))}")
+    evidence = Evidence(replay.evidence, replay.own.settings)
+    print(f"\n== {TITLE} ==\n\n{describe(evidence, replay.own.run)}")
     for arm in replay.alternatives:
         print(f"\n== {arm.name} ==\n\n{step_table(replay.steps, arm.name)}")
         groups = replay.most_different.get(arm.name, [])

@@ -117,7 +117,7 @@ def verdict(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
 def _advice(run: Run) -> Description:
     settings = settings_of(run)
     steps = [read_step(file, run, settings)[1] for file in run.dumps()[:FIRST_STEPS]]
-    return describe(Evidence(steps, settings))
+    return describe(Evidence(steps, settings), run.config)
 
 
 def _or_why(make: Callable[[Run], T], run: Run) -> T | str:
