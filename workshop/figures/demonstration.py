@@ -25,7 +25,7 @@ def _draw(axes: Axes, reward: str) -> None:
     title, highest = PANELS[reward]
     axes.set_title(title, loc="left", fontweight="bold", pad=10)
     for (arm, name), colour in zip(ARMS.items(), LOOK.colours, strict=False):
-        curves = np.array([curve.means for curve in of(arm, reward)])
+        curves = np.array([*of("judge", arm, reward).values()])
         steps, mean = range(1, curves.shape[1] + 1), curves.mean(0)
         axes.plot(steps, curves.T, color=colour, linewidth=0.8, alpha=0.35)
         axes.plot(steps, mean, color=colour, linewidth=2.8)

@@ -71,13 +71,17 @@ def held(setting: str, rival: str) -> str:
     """What a protocol expected, and what the whole interval says of it."""
     if (setting, rival) not in compare.EXPECTED:
         return "nothing | "
-    low, high = compare.EXPECTED[setting, rival]
+    return outcome(tested(setting, rival)[0], *compare.EXPECTED[setting, rival])
+
+
+def outcome(gain: Difference, low: float, high: float) -> str:
+    """The bounds that were expected, 1 and -1 for none, and what the whole interval says of it."""
     words = f"{low:+} or more" if high == 1 else f"{low:+} to {high:+}"
-    gain, _ = tested(setting, rival)
-    outcome = "**missed**" if gain.high < low or high < gain.low else "open"
+    words = f"{high:+} or less" if low == -1 else f"within {high}" if low == -high else words
+    held = "**missed**" if gain.high < low or high < gain.low else "open"
     if low <= gain.low and gain.high <= high:
-        outcome = "as expected"
-    return f"{words if low != -high else f'within {high}'} | {outcome}"
+        held = "as expected"
+    return f"{words} | {held}"
 
 
 def without_difference(matters: float) -> int:
