@@ -11,7 +11,6 @@ import torch
 from scipy import stats
 
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
-from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
 from workshop.experiments.bandit.simulate import GRPO
 from workshop.experiments.differences import Difference, seeds_needed
 from workshop.experiments.results import EDITIONS, Run, Trained, read_trained
@@ -29,7 +28,6 @@ from workshop.experiments.trainer.compare import (
     verdict,
 )
 
-GPU_STEPS, GPU_RUNS = 105, 15  # of recipes/task/tool_rl.yaml; three arms with five seeds
 UNTIL, LAST = (30, 60, 90, 120), 10  # a number of the long training is the mean of so many steps
 FIVE = 5  # steps at the beginning and at the end of a run
 LONG = "20_to_1_long"
@@ -150,15 +148,6 @@ def steps_alike(setting: str) -> list[int]:
         )
         for one, other in curves
     ]
-
-
-def gpu_rows() -> Iterator[str]:
-    """What the runs should take on GPUs: computed."""
-    for gpu in GPUS:
-        steps = [sum(seconds(TOOL_RL, gpu, 8, share).values()) for share in FLOPS_SHARES]
-        best, worst = (step * GPU_STEPS / 3600 for step in steps)
-        row = f"{steps[0]:.0f} to {steps[1]:.0f} s | {best:.1f} to {worst:.1f} h"
-        yield f"8 x {gpu.name} | {row} | {GPU_RUNS * best:.0f} to {GPU_RUNS * worst:.0f} h"
 
 
 def welch(one: MeanSpread, other: MeanSpread) -> tuple[float, float, float, float]:
