@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workshop.experiments.demonstration import LAST, of
+from workshop.experiments.demonstration import LAST, curves
 from workshop.looks import LOOK, STYLE
 
 ARMS = {"gdpo": "GDPO", "grpo": "GRPO"}
@@ -25,9 +25,9 @@ def _draw(axes: Axes, reward: str) -> None:
     title, highest = PANELS[reward]
     axes.set_title(title, loc="left", fontweight="bold", pad=10)
     for (arm, name), colour in zip(ARMS.items(), LOOK.colours, strict=False):
-        curves = np.array([*of("judge", arm, reward).values()])
-        steps, mean = range(1, curves.shape[1] + 1), curves.mean(0)
-        axes.plot(steps, curves.T, color=colour, linewidth=0.8, alpha=0.35)
+        seeds = np.array([*curves()["judge", arm, reward].values()])
+        steps, mean = range(1, seeds.shape[1] + 1), seeds.mean(0)
+        axes.plot(steps, seeds.T, color=colour, linewidth=0.8, alpha=0.35)
         axes.plot(steps, mean, color=colour, linewidth=2.8)
         if reward == "format":  # the judge's curves lie on each other
             axes.annotate(

@@ -1,6 +1,5 @@
 """The demonstration's results: what each setting, arm and seed earned in each step."""
 
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -12,33 +11,27 @@ from workshop.experiments.trainer.compare import at_holms_levels
 
 FILE = Path(__file__).with_name("demonstration.parquet")
 LAST = 5  # steps of the primary endpoint
-# of the second protocol: bounds of the answer, GDPO minus GRPO, and GDPO with other weights minus it
+# bounds of the second protocol: of the answer, GDPO minus GRPO, and gdpo_kept minus GRPO
 EXPECTED = {
     "bonus": ((-1, -0.4), (-0.05, 0.05)),
     "length": ((-1, -0.1), (-0.05, 1)),
     "noise": ((-1, -0.1), (-0.05, 0.05)),
 }
 
-Curves = Mapping[int, Sequence[float]]  # {seed: the mean of each step}
-
 
 @cache
-def read_curves() -> dict[tuple[str, str, str], dict[int, list[float]]]:
-    """Return {(setting, arm, reward): curves}, with the seeds in their order."""
-    curves: dict[tuple[str, str, str], dict[int, list[float]]] = {}
+def curves() -> dict[tuple[str, str, str], dict[int, list[float]]]:
+    """Return {(setting, arm, reward): {seed: the mean of each step}}, with the seeds in order."""
+    means: dict[tuple[str, str, str], dict[int, list[float]]] = {}
     for row in sorted(pq.read_table(FILE).to_pylist(), key=lambda row: (row["seed"], row["step"])):
-        of = curves.setdefault((row["setting"], row["arm"], row["reward"]), {})
-        of.setdefault(row["seed"], []).append(row["mean"])
-    return curves
-
-
-def of(setting: str, arm: str, reward: str) -> Curves:
-    return read_curves()[setting, arm, reward]
+        of_seed = means.setdefault((row["setting"], row["arm"], row["reward"]), {})
+        of_seed.setdefault(row["seed"], []).append(row["mean"])
+    return means
 
 
 def ends(setting: str, arm: str, reward: str, last: int = LAST) -> dict[int, float]:
     """Return {seed: the mean over the last steps, or with 0 over all}."""
-    return {seed: fmean(means[-last:]) for seed, means in of(setting, arm, reward).items()}
+    return {s: fmean(means[-last:]) for s, means in curves()[setting, arm, reward].items()}
 
 
 def mean(setting: str, arm: str, reward: str) -> float:
