@@ -73,9 +73,9 @@ def held(setting: str, rival: str) -> str:
 
 
 def outcome(gain: Difference, low: float, high: float) -> str:
-    """The bounds that were expected, 1 and -1 for none, and what the whole interval says of it."""
+    """The bounds that were expected, and what the whole interval says of it."""
     words = f"{low:+} or more" if high == 1 else f"{low:+} to {high:+}"
-    words = f"{high:+} or less" if low == -1 else f"within {high}" if low == -high else words
+    words = f"within {high}" if low == -high else words
     held = "**missed**" if gain.high < low or high < gain.low else "open"
     if low <= gain.low and gain.high <= high:
         held = "as expected"
