@@ -34,7 +34,9 @@ length=${TESTS_BASE_LENGTH:-$((RANDOM % 101 + 20))}
 padding=$(printf '%*s' "$((length > ${#made} + 1 ? length - ${#made} - 1 : 1))" '')
 base=$made/${padding// /b}
 echo "== the path of the base folder has ${#base} characters; the same length again: TESTS_BASE_LENGTH=${#base} bash tests/run.sh"
-# one thread per process, and a worker a core: more would starve the start of Ray. `-n 0` runs without workers
-TMPDIR=$made OMP_NUM_THREADS=1 python -m pytest -n 2 --basetemp "$base" "$@"
+# one thread per process, and a worker a core: more would starve the start of Ray. `-n 0` runs without workers.
+# A test that hangs ends its worker, which names it
+TMPDIR=$made OMP_NUM_THREADS=1 python -m pytest -n 2 --basetemp "$base" \
+  -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true "$@"
 wait "$types"
 python tests/help/last_passes.py

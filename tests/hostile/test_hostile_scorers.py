@@ -7,12 +7,13 @@ give it to `stage.train(prompts, score)`. It runs in verl's reward worker.
 import asyncio
 import concurrent.futures
 import re
+import time
 
 import pytest
 import ray
 import scripted
 import torch
-from stage import oracle_of
+from stage import limit, oracle_of
 from verl import DataProto
 
 from verl_gdpo.algorithm.samples import RewardError
@@ -84,6 +85,12 @@ def test_the_scorers_own_cancellation_stops_the_run(stage, score):
         stage.train(PROMPTS, score)
 
 
+def test_a_case_that_hangs_fails(stage):
+    (worker,) = stage.rewards.reward_loop_workers
+    with pytest.raises(SystemExit), limit(0.1):
+        ray.get(worker.__ray_call__.remote(lambda _: time.sleep(3)))
+
+
 def test_a_cancellation_by_verl_stays_one(stage):
     """Ray cancels the coroutine in which verl waits for the scorer."""
 
@@ -99,7 +106,9 @@ def test_a_cancellation_by_verl_stays_one(stage):
     )
     (worker,) = stage.rewards.reward_loop_workers
     scoring = worker.compute_score.remote(batch)
-    ray.get(worker.__ray_call__.remote(lambda _: scripted.reached.wait()))
+    # a function that waits in the worker could keep the scorer from starting
+    while not ray.get(worker.__ray_call__.remote(lambda _: scripted.reached.is_set())):
+        pass
     ray.cancel(scoring)
     with pytest.raises(ray.exceptions.TaskCancelledError):
         ray.get(scoring)
