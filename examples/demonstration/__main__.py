@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from examples.demonstration.inputs import make_inputs
-from examples.demonstration.results import answers_table, rewards_table
+from examples.demonstration.inputs import PROMPTS, make_inputs, make_prompts
+from examples.demonstration.results import answers, rewards_table
 from examples.demonstration.settings import SETTINGS, Setting
 from verl_gdpo.run.resume import quoted
 from verl_gdpo.terminal import printing
@@ -24,18 +24,22 @@ POLL_SECONDS, LOG_LINES = 0.2, 25
 
 def main() -> int:
     setting, arms, seed, out, others = _read(sys.argv[1:])
-    _say(f"seed {seed}: rows, and a tiny policy that is shown answers that are half right")
-    keys = [setting.task, *_toy_keys(out / "inputs", seed), f"seed={seed}", *others]
+    if setting.is_toy:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    of_inputs = _toy_keys if setting.is_toy else _model_keys
+    keys = [setting.task, "hardware=cpu", *of_inputs(out / "inputs", seed), f"seed={seed}", *others]
     commands = {
         arm: [str(ROOT / "run.sh"), *keys, *setting.arms[arm], f"run_dir={out / arm}"]
         for arm in arms
     }
-    _say(f"training {' and '.join(arms)} side by side; what they print is in {out}/ARM.log")
-    failed = train(commands, out)
-    if failed:
-        return failed
+    how = "side by side" if setting.is_toy else "one after the other"  # for the memory's sake
+    _say(f"training {' and '.join(arms)} {how}; what they print is in {out}/ARM.log")
+    together = [commands] if setting.is_toy else [{arm: commands[arm]} for arm in arms]
+    for group in together:
+        if failed := train(group, out):
+            return failed
     runs = {arm: out / arm for arm in arms}
-    print(f"\n{rewards_table(runs)}\n\n{answers_table(runs)}\n\n{setting.facts}\n", flush=True)
+    print(f"\n{rewards_table(runs)}\n\n{answers(runs)}\n\n{setting.facts}\n", flush=True)
     named = [option for arm, run in runs.items() for option in ("--arm", f"{arm}={run}")]
     print("The curves of all rewards, and more: ", end="", flush=True)
     return report.main([*named, "--out", str(out / "report")])
@@ -46,7 +50,7 @@ def _read(arguments: Sequence[str]) -> tuple[Setting, list[str], int, Path, list
     mine = {"setting": "judge", "arms": "", "seed": "1", "run_dir": ""}
     others = []
     for argument in arguments:
-        key, sign, value = argument.partition("=")
+        key, sign, value = argument.replace("--model", "setting=model").partition("=")
         if sign and key in mine:
             mine[key] = value
         else:
@@ -70,16 +74,31 @@ def _read(arguments: Sequence[str]) -> tuple[Setting, list[str], int, Path, list
 
 def _toy_keys(inputs: Path, seed: int) -> list[str]:
     """Make the toy's inputs, and return what run.sh is given to train on them."""
+    _say(f"seed {seed}: rows, and a tiny policy that is shown answers that are half right")
     rows, policy = make_inputs(inputs, seed)
     return [
-        "hardware=cpu",
         f"hydra.searchpath=[{quoted(f'file://{HERE}/recipes')}]",
         f"demonstration={quoted(str(HERE))}",
-        *(f"data.{which}_files={quoted(str(rows))}" for which in ("train", "val")),
+        *_rows_keys(rows),
         f"actor_rollout_ref.model.path={quoted(str(policy))}",
-        "trainer.val_before_train=false",  # all of the rows are trained on
         "--allow-flat",  # no made-up response has the words in their places
     ]
+
+
+def _model_keys(inputs: Path, seed: int) -> list[str]:
+    """Make a real model's prompts, and return what run.sh is given to train on them."""
+    _say(f"seed {seed}: {PROMPTS} prompts with three constraints each, for a model of the hub")
+    return [
+        *_rows_keys(make_prompts(inputs, seed)),
+        f"reward.custom_reward_function.path={quoted(str(HERE / 'rewards.py'))}",
+        "reward.custom_reward_function.name=with_dear_words",
+        *("trainer.test_freq=-1", "trainer.save_freq=-1"),
+    ]
+
+
+def _rows_keys(rows: Path) -> list[str]:
+    files = [f"data.{which}_files={quoted(str(rows))}" for which in ("train", "val")]
+    return [*files, "trainer.val_before_train=false"]  # all of the rows are trained on
 
 
 def train(commands: Mapping[str, Sequence[str]], out: Path) -> int:
@@ -88,7 +107,6 @@ def train(commands: Mapping[str, Sequence[str]], out: Path) -> int:
     All of them end with this process, however it ends: run.sh passes on what it is sent.
     """
     started: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with _signals_exit(), contextlib.ExitStack() as ending:
         for arm, command in commands.items():
             process = subprocess.Popen(
@@ -96,7 +114,6 @@ def train(commands: Mapping[str, Sequence[str]], out: Path) -> int:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=environment,
             )
             ending.enter_context(process)
             shown = threading.Thread(target=_show, args=(arm, process, out / f"{arm}.log"))

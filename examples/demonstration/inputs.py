@@ -5,6 +5,7 @@ words with four choices each. In an answer that the policy is shown, each word i
 probability 1/2. So the format is right in 1 of 8 answers at the start, and the judge gives 50.
 """
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,10 @@ import pyarrow.parquet as pq
 import torch
 
 from examples.demonstration.rewards import FRAME, WORDS
+from verl_gdpo.tasks.constraints.rows import ENDINGS, KEYWORDS, PROSE, TOPICS, phrase_of
+from verl_gdpo.tasks.constraints.score import TASK
 from verl_gdpo.tasks.preparation.schema import SCHEMA
+from verl_gdpo.tasks.preparation.sources import make_row
 from workshop.tiny_policy.model import TURN_END, make_tiny_model
 
 # the first choice of the frame's words is the right one; of the others, a row has its own
@@ -33,6 +37,7 @@ PLACES = (
     *("swamp", "tower", "cave", "barn", "park", "lake", "attic", "mill"),
 )
 STEPS, BATCH, RATE = 300, 64, 3e-3  # of the supervised training
+PROMPTS, MOST_WORDS = 32, (6, 9, 12)  # of the real model
 
 Row = dict[str, Any]
 
@@ -70,11 +75,33 @@ def make_inputs(folder: Path, seed: int) -> tuple[Path, Path]:
     Raises:
         FileExistsError: the policy is there.
     """
-    rows, file, policy = make_rows(seed), folder / "rows.parquet", folder / "policy"
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
+    rows, policy = make_rows(seed), folder / "policy"
+    file = write_rows(folder, rows)
     make_policy(policy, rows, seed)
     return file, policy
+
+
+def write_rows(folder: Path, rows: Sequence[Row]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
+    return file
+
+
+def make_prompts(folder: Path, seed: int) -> Path:
+    """Write prompts for a real model, with three constraints each, and return their place."""
+    chance, rows = random.Random(seed), []
+    for index in range(PROMPTS):
+        asked = {
+            "keyword": [chance.choice(KEYWORDS)],
+            "words": [1, chance.choice(MOST_WORDS)],
+            "ending": chance.choice(ENDINGS),
+        }
+        phrases = [phrase_of(name, value) for name, value in asked.items()]
+        prompt = " ".join([PROSE.format(chance.choice(TOPICS)), *phrases])
+        row = make_row(TASK, prompt, json.dumps(asked))
+        rows.append({**row, "extra_info": {"index": index, "split": "train"}})
+    return write_rows(folder, rows)
 
 
 def make_policy(folder: Path, rows: Sequence[Row], seed: int, steps: int = STEPS) -> None:

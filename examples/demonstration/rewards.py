@@ -8,8 +8,11 @@ import random
 from operator import eq
 from typing import Any
 
+from verl_gdpo.tasks.constraints.score import score
+
 FRAME = ("<answer>", "</answer>", ".")
 WORDS = 3  # between the first two of the frame
+WORTH = 20  # of a real model's answer with few words
 
 
 def has_format(solution_str: str) -> float:
@@ -58,3 +61,15 @@ def noise(deviation: float) -> float:
 def frame_words(words: list[str]) -> int:
     """Return how many words of the frame are in their places."""
     return sum(map(eq, (*words[:1], *words[1 + WORDS :]), FRAME))
+
+
+def with_dear_words(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
+) -> dict[str, float]:
+    """Return what a real model's answer earns: 0 or 1, and of its number of words 0 or `WORTH`."""
+    met = {
+        name: value
+        for name, value in score(solution_str, ground_truth).items()
+        if value is not None
+    }
+    return {**met, "words": WORTH * met["words"]}

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from examples.demonstration.rewards import WORTH
+
 
 class Setting(NamedTuple):
     """What is trained, and what is said of it.
@@ -10,12 +12,14 @@ class Setting(NamedTuple):
     arms: the keys of each arm.
     first: the arms that are trained unless others are named.
     facts: what the tables show.
+    is_toy: whether a tiny policy is made, whose arms train side by side; or else a real model.
     """
 
     task: str
     arms: Mapping[str, Sequence[str]]
     first: Sequence[str]
     facts: str
+    is_toy: bool = True
 
 
 GRPO, GDPO = ["estimator=grpo"], ["estimator=gdpo"]
@@ -66,5 +70,21 @@ GDPO lets the small cost count as much as the answer.""",
         {"noise_1": 0.239, "noise_2": 0.257, "noise_3": 0.29},
         """Three rewards are chance, with a standard deviation of 0.02 beside an answer of 1.
 GDPO lets each of them count as much as the answer.""",
+    ),
+    "model": Setting(
+        "constraints",
+        {
+            "grpo": GRPO,
+            "gdpo": GDPO,
+            "grpo_divided": [
+                *GRPO,
+                f"++algorithm.gdpo.rewards={{keyword: 1.0, words: {1 / WORTH}, ending: 1.0}}",
+            ],
+        },
+        ["grpo", "gdpo"],
+        f"""Few words are worth {WORTH}, keyword and ending 1 each, and all have a weight of 1.
+Of GRPO's sum, the words are nearly all. GDPO normalises each reward by itself. The arm grpo_divided
+divides the words by {WORTH} by hand.""",
+        is_toy=False,
     ),
 }

@@ -7,6 +7,7 @@ import shlex
 import statistics
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from composed_recipes import RECIPES
 from quick_composition import compose_quickly
@@ -20,6 +21,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.hooks.function_list import algorithm_of
 from verl_gdpo.run.dump_reader import DUMP_KEYS, VERL_KEYS
+from verl_gdpo.tasks.constraints.score import TASK
 from verl_gdpo.tools.advice import Evidence, describe
 from workshop.experiments import demonstration
 from workshop.figures import demonstration as figure
@@ -101,7 +103,7 @@ def test_the_noise_is_new_each_time():
     assert statistics.stdev(drawn) == pytest.approx(0.02, rel=0.15)  # its error is 3.5 %
 
 
-EVERY_ARM = [(name, arm) for name, setting in SETTINGS.items() for arm in setting.arms]
+EVERY_ARM = [(name, arm) for name, of in SETTINGS.items() if of.is_toy for arm in of.arms]
 
 
 @pytest.mark.parametrize(("name", "arm"), EVERY_ARM)
@@ -163,18 +165,45 @@ def runs(tmp_path):
     return {arm: tmp_path / arm for arm in ("grpo", "gdpo")}
 
 
-def test_the_tables(runs):
-    lines = results.rewards_table(runs).splitlines()
+def test_what_is_shown_of_the_arms(runs):
+    header, _, *lines = results.rewards_table(runs).splitlines()
+    assert header.split() == "reward step 1 grpo, last 5 gdpo, last 5".split()
     # steps 3 to 7: .3 to .7, and 30 to 70
-    assert lines[2].split() == ["grpo", "0.1", "0.5", "10", "50"]
-    assert lines[3].split() == ["gdpo", "1", "1", "10", "50"]
-    lines = [" ".join(line.split()) for line in results.answers_table(runs).splitlines()[2:]]
-    assert lines[:3] == [
-        "cave big red fox before so red 1 49.6",
-        r"grpo grpo\x1b[2J 1 49.6",
-        r"gdpo gdpo\x1b[2J 1 49.6",
+    assert [line.split() for line in lines] == [
+        ["format", "0.1", "0.5", "1"],
+        ["judge", "10", "50", "50"],
     ]
-    assert lines[3].startswith("mill")
+    lines = [" ".join(line.split()) for line in results.answers(runs).splitlines()]
+    assert lines[:4] == [
+        "Which animal lives in the cave?",
+        "before so red (format 1, judge 49.6)",
+        r"grpo grpo\x1b[2J (format 1, judge 49.6)",
+        r"gdpo gdpo\x1b[2J (format 1, judge 49.6)",
+    ]
+    assert lines[4:6] == ["", "Which animal lives in the mill?"]
+
+
+def test_an_answer_is_the_last_one_to_its_prompt(runs):
+    """A real model sees other prompts in each step."""
+    last = runs["gdpo"] / "rollouts" / "7.jsonl"
+    last.write_text(last.read_text().replace("the cave", "the barn"))
+    lines = results.answers(runs).splitlines()
+    assert "cave" in lines[0] and "so red" in lines[3] and "barn" not in "".join(lines)
+
+
+def test_only_the_user_is_shown_of_a_prompt():
+    prompt = "system\nYou are an assistant\nuser\nWrite.\x1b[2J\nEnd.\nassistant\n"
+    assert results.asked(prompt) == r"Write.\x1b[2J\nEnd."
+
+
+def test_the_prompts_of_a_real_model(tmp_path):
+    """Each asks for three constraints, which are all scored."""
+    rows = pq.read_table(inputs.make_prompts(tmp_path, 1)).to_pylist()
+    assert len({row["prompt"][0]["content"] for row in rows}) > 0.9 * inputs.PROMPTS
+    for row in rows:
+        good = TASK.good_response(row["reward_model"]["ground_truth"])
+        of = rewards.with_dear_words("", good, row["reward_model"]["ground_truth"], {})
+        assert of == {"keyword": 1, "words": rewards.WORTH, "ending": 1}
 
 
 @pytest.mark.parametrize("argument", ["arms=gdpo,ppo", "setting=x", "seed=x", f"run_dir={REPO}"])
