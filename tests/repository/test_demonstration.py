@@ -167,7 +167,7 @@ def runs(tmp_path):
 
 def test_what_is_shown_of_the_arms(runs):
     header, _, *lines = results.rewards_table(runs).splitlines()
-    assert header.split() == "reward step 1 grpo, last 5 gdpo, last 5".split()
+    assert " ".join(header.split()) == "reward step 1 grpo, last 5 gdpo, last 5"
     # steps 3 to 7: .3 to .7, and 30 to 70
     assert [line.split() for line in lines] == [
         ["format", "0.1", "0.5", "1"],
