@@ -133,7 +133,7 @@ def _settle(future: "asyncio.Future[Completion]", outcome: Completion | Exceptio
 class Engine:
     """Generates with `model`, whose weights come from `load_weights`.
 
-    model: a transformers causal language model in float32; its present weights are not used.
+    model: a transformers causal language model; its present weights are not used.
     eos_ids: tokens that end a response.
     pad_id: any token id; padding is masked out.
     prompt_length: verl's `rollout.prompt_length`, in tokens.
@@ -161,7 +161,7 @@ class Engine:
     global_steps: int | None = None
 
     def __post_init__(self) -> None:
-        self.model = self.model.float().eval()
+        self.model = self.model.eval()
         self._vocab_size = int(self.model.get_input_embeddings().weight.shape[0])
         self._syncs = 0
         self._seen: Counter[tuple[int, tuple[int, ...]]] = Counter()

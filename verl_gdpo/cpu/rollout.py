@@ -26,6 +26,12 @@ from verl_gdpo.cpu.engine import Engine
 from verl_gdpo.cpu.sampler import end_ids
 
 
+DTYPES = {
+    **dict.fromkeys(("float32", "fp32"), torch.float32),
+    **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
+}
+
+
 def server_name(replica_rank: int) -> str:
     """Name of the Ray actor by which a training worker finds its server."""
     return f"hf_server_{replica_rank}_0"
@@ -42,7 +48,6 @@ def check_rollout_config(config: Any) -> None:
         (f"tensor_model_{parallel}", config.tensor_model_parallel_size, 1),
         (f"data_{parallel}", config.data_parallel_size, 1),
         (f"pipeline_model_{parallel}", config.pipeline_model_parallel_size, 1),
-        ("dtype", "float32" if config.dtype in ("float32", "fp32") else config.dtype, "float32"),
         ("logprobs_mode", config.logprobs_mode, "processed_logprobs"),
         ("repetition_penalty", config.repetition_penalty, 1.0),
         ("quantization", config.quantization, None),
@@ -50,6 +55,8 @@ def check_rollout_config(config: Any) -> None:
         ("mtp.enable", bool(mtp and mtp.enable), False),
     )
     bad = [f"{name}={got} (expected {want})" for name, got, want in wanted if got != want]
+    if config.dtype not in DTYPES:
+        bad.append(f"dtype={config.dtype} (expected one of {', '.join(DTYPES)})")
     if bad:
         raise ValueError(f"the rollout 'hf' cannot do actor_rollout_ref.rollout: {', '.join(bad)}")
 
@@ -64,7 +71,7 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
         raise ValueError(
             f"rollout.max_model_len={config.max_model_len} exceeds the model's {context} positions"
         )
-    options = {"dtype": torch.float32, "trust_remote_code": model_config.trust_remote_code}
+    options = {"dtype": DTYPES[config.dtype], "trust_remote_code": model_config.trust_remote_code}
     model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="sdpa", **options)
     return Engine(
         model,
