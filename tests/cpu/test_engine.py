@@ -118,6 +118,7 @@ def test_nothing_happens_without_the_variable(run_python):
 
 ACTIVE_CODE = """
 import asyncio, os, sys, verl
+from types import SimpleNamespace
 heavy = [m for m in ("verl.workers.rollout.base", "verl_gdpo.cpu.rollout") if m in sys.modules]
 assert not heavy, heavy
 
@@ -170,11 +171,13 @@ assert get_rollout_replica_class("hf") is rollout.HFReplica
 
 options = dict(name="hf", tensor_model_parallel_size=1, prompt_length=16, response_length=8)
 try:
-    rollout.check_rollout_config(RolloutConfig(**options))
+    rollout.check_rollout_config(RolloutConfig(**options, dtype="float16"))
 except ValueError as error:
-    assert "dtype=bfloat16" in str(error), error
+    assert "dtype=float16 (expected one of float32, fp32, bfloat16, bf16)" in str(error), error
 else:
-    raise AssertionError("bfloat16 was accepted")
+    raise AssertionError("float16 was accepted")
+half = RolloutConfig(**options, dtype="bfloat16")
+rollout.check_rollout_config(half)
 config = RolloutConfig(**options, dtype="float32")
 rollout.check_rollout_config(config)
 
@@ -207,6 +210,25 @@ async def use():
     await server.wake_up(tags=["weights"])
 
 asyncio.run(use())
+
+async def send():
+    import torch
+    server = rollout.HFServer(half, model_config)
+    adapter = rollout.HFServerAdapter(half, model_config, None, replica_rank=0)
+    async def load(state, steps):
+        assert {weight.dtype for weight in state.values()} == {torch.bfloat16}
+        await server.load_weights(state, steps)
+    adapter._server = SimpleNamespace(load_weights=SimpleNamespace(remote=load))
+    await adapter.update_weights(iter(weights.items()), global_steps=4)
+    assert {weight.dtype for weight in server._engine.model.parameters()} == {torch.bfloat16}
+    params = {"temperature": 1.0, "logprobs": True, "seed": 1}
+    out = await server.generate([65, 66], params, "e")
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([[65, 66]])).logits
+    expected = logits[0, -1].log_softmax(-1)[out.token_ids[0]].item()
+    assert abs(out.log_probs[0] - expected) < 0.05, (out.log_probs[0], expected)
+
+asyncio.run(send())
 print("all good")
 """
 
@@ -602,6 +624,30 @@ def test_concurrent_requests_share_a_batch_up_to_the_limit():
 
     asyncio.run(use())
     assert sizes == [4, 4, 2]
+
+
+def test_after_a_long_batch_late_requests_are_waited_for(monkeypatch):
+    sizes, clock = [], types.SimpleNamespace(now=0)
+    monkeypatch.setattr(
+        "verl_gdpo.cpu.engine.time", types.SimpleNamespace(monotonic=lambda: clock.now)
+    )
+
+    def run(requests, should_abort):
+        sizes.append(len(requests))
+        clock.now += 20
+        return fake_completions(requests, should_abort)
+
+    async def late(batcher):
+        await asyncio.sleep(0.1)  # longer than `quiet_s`
+        await batcher.submit(ONE)
+
+    async def use():
+        batcher = Batcher(run, max_batch=4)
+        await batcher.submit(ONE)
+        await asyncio.gather(batcher.submit(ONE), late(batcher))
+
+    asyncio.run(use())
+    assert sizes == [1, 2]
 
 
 def test_a_failing_batch_does_not_hang_later_requests():

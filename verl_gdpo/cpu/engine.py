@@ -25,10 +25,11 @@ RunBatch = Callable[[Sequence[Request], Callable[[], bool]], list[Completion | E
 class Batcher:
     """Feeds `run`, in a thread, with batches of up to `max_batch` concurrent requests, one by one.
 
-    A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`. Must
-    be used from one event loop. Abort and resume follow verl's contract for partial rollouts (verl
-    0.9: vLLMHttpServer.abort_all_requests, FullyAsyncLLMServerClient.generate): the running
-    responses come back unfinished, and requests wait until `resume`.
+    A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`; both
+    are for a second of the last batch, if it took longer. Must be used from one event loop. Abort
+    and resume follow verl's contract for partial rollouts (verl 0.9:
+    vLLMHttpServer.abort_all_requests, FullyAsyncLLMServerClient.generate): the running responses
+    come back unfinished, and requests wait until `resume`.
     """
 
     run: RunBatch
@@ -42,7 +43,7 @@ class Batcher:
         if self.max_batch < 1:
             raise ValueError(f"max_batch: got {self.max_batch}, expected at least 1")
         self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
-        self._running = 0
+        self._running, self._took_s = 0, 0.0
         self._worker: asyncio.Task[None] | None = None
         self._open, self._abort = asyncio.Event(), threading.Event()
         self._open.set()
@@ -96,16 +97,17 @@ class Batcher:
             raise
 
     async def _gather_burst(self) -> None:
-        deadline = time.monotonic() + self.max_wait_s
+        patience = max(1.0, self._took_s)  # who misses a long batch waits long for the next one
+        deadline = time.monotonic() + patience * self.max_wait_s
         counted = 0
         while counted < len(self._waiting) < self.max_batch and time.monotonic() < deadline:
             counted = len(self._waiting)
-            await asyncio.sleep(self.quiet_s)
+            await asyncio.sleep(patience * self.quiet_s)
 
     async def _run_one_batch(self) -> None:
         waiting = [(r, f) for r, f in self._waiting if not f.done()]  # done: the caller has left
         batch, self._waiting = waiting[: self.max_batch], waiting[self.max_batch :]
-        self._running = len(batch)
+        self._running, start = len(batch), time.monotonic()
         try:
             outcomes = await asyncio.to_thread(self.run, [r for r, _ in batch], self._abort.is_set)
         except Exception as error:
@@ -115,7 +117,7 @@ class Batcher:
             self._waiting = batch + self._waiting
             raise
         finally:
-            self._running = 0
+            self._running, self._took_s = 0, time.monotonic() - start
         for (_, future), outcome in zip(batch, outcomes, strict=True):
             _settle(future, outcome)
 

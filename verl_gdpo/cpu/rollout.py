@@ -25,7 +25,6 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl_gdpo.cpu.engine import Engine
 from verl_gdpo.cpu.sampler import end_ids
 
-
 DTYPES = {
     **dict.fromkeys(("float32", "fp32"), torch.float32),
     **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
@@ -181,6 +180,7 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
         # One worker per replica: check_rollout_config allows no parallelism inside a replica.
         self.replica_rank = replica_rank if replica_rank >= 0 else int(os.environ["RANK"])
         self.is_leader_rank = True
+        self.dtype = DTYPES[config.dtype]
         self._server: Any = None
 
     resume = release = _nothing_to_do
@@ -202,7 +202,7 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
         state = {}
         async for name, tensor in ensure_async_iterator(weights):
             # A copy: the trainer may reuse or free the tensor once the iterator moves on.
-            state[name] = tensor.detach().to("cpu", torch.float32, copy=True)
+            state[name] = tensor.detach().to("cpu", self.dtype, copy=True)
         if self._server is None:  # verl creates the server after this adapter
             self._server = ray.get_actor(server_name(self.replica_rank))
         await self._server.load_weights.remote(state, global_steps)
