@@ -50,7 +50,8 @@ def _read(arguments: Sequence[str]) -> tuple[Setting, list[str], int, Path, list
     mine = {"setting": "judge", "arms": "", "seed": "1", "run_dir": ""}
     others = []
     for argument in arguments:
-        key, sign, value = argument.replace("--model", "setting=model").partition("=")
+        meant = "setting=model" if argument == "--model" else argument
+        key, sign, value = meant.partition("=")
         if sign and key in mine:
             mine[key] = value
         else:
@@ -81,7 +82,6 @@ def _toy_keys(inputs: Path, seed: int) -> list[str]:
         f"demonstration={quoted(str(HERE))}",
         *_rows_keys(rows),
         f"actor_rollout_ref.model.path={quoted(str(policy))}",
-        "--allow-flat",  # no made-up response has the words in their places
     ]
 
 
@@ -92,7 +92,7 @@ def _model_keys(inputs: Path, seed: int) -> list[str]:
         *_rows_keys(make_prompts(inputs, seed)),
         f"reward.custom_reward_function.path={quoted(str(HERE / 'rewards.py'))}",
         "reward.custom_reward_function.name=with_dear_words",
-        *("trainer.test_freq=-1", "trainer.save_freq=-1"),
+        *("trainer.total_training_steps=14", "trainer.test_freq=-1", "trainer.save_freq=-1"),
     ]
 
 

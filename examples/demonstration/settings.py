@@ -32,7 +32,8 @@ def harm(task: str, weights: Mapping[str, float], facts: str) -> Setting:
         seed 0.
     """
     kept = [f"reward.reward_functions.{name}.weight={weight}" for name, weight in weights.items()]
-    arms = {"grpo": GRPO, "gdpo": GDPO, "gdpo_kept": [*GDPO, *kept]}
+    flat = "--allow-flat"  # no made-up response has the words in their places
+    arms = {"grpo": [*GRPO, flat], "gdpo": [*GDPO, flat], "gdpo_kept": [*GDPO, *kept, flat]}
     listed = ", ".join(f"{name} {weight}" for name, weight in weights.items())
     undone = f"gdpo_kept has the weights that replay prints: answer 1, {listed}."
     return Setting(task, arms, [*arms], f"{facts}\n{undone}")

@@ -137,6 +137,7 @@ def main() -> None:
     idea().savefig(DOCS / "idea.png", dpi=200)
     collapse.collapse().savefig(DOCS / "collapse.png", dpi=150)
     demonstration.demonstration().savefig(DOCS / "demonstration.png", dpi=150)
+    screens.make_smaller(DOCS / "demonstration.png")
     if runs:
         draw_runs(*runs)
 
