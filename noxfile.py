@@ -551,6 +551,14 @@ def mutants(session: nox.Session) -> Counts:
     return tested(session, "tests/slow/try_mutants.py", *session.posargs)
 
 
+# a plugin of pytest: an example that fails is enough, none is made smaller or kept
+WITHOUT_SHRINKING = """
+from hypothesis import Phase, settings
+settings.register_profile("mutmut", phases=[Phase.explicit, Phase.generate], database=None)
+settings.load_profile("mutmut")
+"""
+
+
 @nox.session(default=False)
 @recorded(
     "verl_gdpo/algorithm/",
@@ -575,7 +583,7 @@ def mutmut(session: nox.Session) -> Counts:
     pins = copy.with_name("mutmut-constraints.txt")
     pins.write_text("".join(re.findall(r"^[\w.-]+==.*\n", frozen, re.M)))
     path = installed_beside(session, "--constraint", str(pins), "mutmut==3.8.1")
-    shutil.copy(ROOT / "tests" / "help" / "without_shrinking.py", path)
+    Path(path, "without_shrinking.py").write_text(WITHOUT_SHRINKING)
     env = {**environment(python, path), "PYTEST_PLUGINS": "without_shrinking"}
     session.chdir(copy)
     for command in (("run", *session.posargs), ("results",), ("export-cicd-stats",)):

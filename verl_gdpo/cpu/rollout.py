@@ -25,10 +25,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl_gdpo.cpu.engine import Engine
 from verl_gdpo.cpu.sampler import end_ids
 
-DTYPES = {
-    **dict.fromkeys(("float32", "fp32"), torch.float32),
-    **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
-}
+DTYPES = {"float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def server_name(replica_rank: int) -> str:
