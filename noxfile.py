@@ -568,7 +568,7 @@ settings.load_profile("mutmut")
     "verl_gdpo/hooks/step.py",
 )
 def mutmut(session: nox.Session) -> Counts:
-    """Finds changes of the code between rewards and advantages that no test notices (15 minutes).
+    """Finds changes of the code between rewards and advantages that no test notices (90 minutes).
 
     At most one change in twenty may be missed: most of these have no effect, others need a GPU or
     only change the text of a message.
