@@ -40,6 +40,8 @@ class Difference:
     @property
     def p(self) -> float:
         """Of a paired t test."""
+        if not self.spread:
+            return float(not self.mean)
         t = abs(self.mean) / (self.spread / math.sqrt(len(self.values)))
         return float(2 * stats.t.sf(t, len(self.values) - 1))
 

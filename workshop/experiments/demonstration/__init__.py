@@ -7,10 +7,16 @@ from statistics import fmean
 import pyarrow.parquet as pq
 
 from workshop.experiments.differences import Difference
+from workshop.experiments.trainer.compare import at_holms_levels
 
 FILE = Path(__file__).with_name("demonstration.parquet")
 LAST = 5  # steps of the primary endpoint
-HARMS = ("bonus", "length", "noise")
+# {setting: bounds that protocol_2.md expects of the answer, minus GRPO, of GDPO and of gdpo_kept}
+HARMS = {
+    "bonus": ((-1, -0.4), (-0.05, 0.05)),
+    "length": ((-1, -0.1), (-0.05, 1)),
+    "noise": ((-1, -0.1), (-0.05, 0.05)),
+}
 
 
 @cache
@@ -32,9 +38,19 @@ def mean(setting: str, arm: str, reward: str) -> float:
     return fmean(ends(setting, arm, reward).values())
 
 
+def seeds(setting: str) -> int:
+    return len(ends(setting, "grpo", "answer"))
+
+
 def difference(
     setting: str, reward: str, arm: str = "gdpo", over: str = "grpo", last: int = LAST
 ) -> Difference:
     """`arm` minus `over`, paired by seed."""
     mine, others = (ends(setting, each, reward, last) for each in (arm, over))
     return Difference(tuple(mine[seed] - others[seed] for seed in mine))
+
+
+def harms() -> dict[str, Difference]:
+    """The answer, GDPO minus GRPO, at the levels of Holm's procedure."""
+    gains = [difference(setting, "answer") for setting in HARMS]
+    return dict(zip(HARMS, at_holms_levels(gains), strict=True))
