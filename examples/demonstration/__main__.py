@@ -92,7 +92,7 @@ def _model_keys(inputs: Path, seed: int) -> list[str]:
         *_rows_keys(make_prompts(inputs, seed)),
         f"reward.custom_reward_function.path={quoted(str(HERE / 'rewards.py'))}",
         "reward.custom_reward_function.name=with_dear_words",
-        *("trainer.total_training_steps=14", "trainer.test_freq=-1", "trainer.save_freq=-1"),
+        *("trainer.test_freq=-1", "trainer.save_freq=-1"),
     ]
 
 

@@ -12,7 +12,7 @@ from verl_gdpo.tasks.constraints.score import score
 
 FRAME = ("<answer>", "</answer>", ".")
 WORDS = 3  # between the first two of the frame
-WORTH = 20  # of a real model's answer with few words
+WORTH = 10  # of a real model's answer with few words
 
 
 def has_format(solution_str: str) -> float:
