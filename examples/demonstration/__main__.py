@@ -1,4 +1,4 @@
-"""Makes the inputs, trains all arms side by side with run.sh, and prints what came of it."""
+"""Makes the inputs, trains all arms with run.sh, and prints what came of it."""
 
 import contextlib
 import os
@@ -35,14 +35,18 @@ def main() -> int:
     how = "side by side" if setting.is_toy else "one after the other"  # for the memory's sake
     _say(f"training {' and '.join(arms)} {how}; what they print is in {out}/ARM.log")
     together = [commands] if setting.is_toy else [{arm: commands[arm]} for arm in arms]
+    runs: dict[str, Path] = {}
+    failed = 0
     for group in together:
         if failed := train(group, out):
-            return failed
-    runs = {arm: out / arm for arm in arms}
+            break
+        runs |= {arm: out / arm for arm in group}
+    if not runs:
+        return failed
     print(f"\n{rewards_table(runs)}\n\n{answers(runs)}\n\n{setting.facts}\n", flush=True)
     named = [option for arm, run in runs.items() for option in ("--arm", f"{arm}={run}")]
     print("The curves of all rewards, and more: ", end="", flush=True)
-    return report.main([*named, "--out", str(out / "report")])
+    return report.main([*named, "--out", str(out / "report")]) or failed
 
 
 def _read(arguments: Sequence[str]) -> tuple[Setting, list[str], int, Path, list[str]]:
@@ -50,12 +54,19 @@ def _read(arguments: Sequence[str]) -> tuple[Setting, list[str], int, Path, list
     mine = {"setting": "judge", "arms": "", "seed": "1", "run_dir": ""}
     others = []
     for argument in arguments:
-        meant = "setting=model" if argument == "--model" else argument
-        key, sign, value = meant.partition("=")
+        key, sign, value = argument.partition("=")
         if sign and key in mine:
             mine[key] = value
+        elif key == "--model":
+            mine["setting"] = "model"
         else:
             others.append(argument)
+    odd = [each for each in arguments if each.startswith(("--model=", "setting="))]
+    if odd and "--model" in {each.partition("=")[0] for each in arguments}:
+        raise SystemExit(
+            f"run_demo.sh: {odd[0]}: --model has no value and no other setting; a folder is given "
+            "with actor_rollout_ref.model.path=FOLDER"
+        )
     if mine["setting"] not in SETTINGS:
         names = ",".join(SETTINGS)
         raise SystemExit(f"run_demo.sh: setting={mine['setting']}: expected one of {names}")
@@ -93,6 +104,7 @@ def _model_keys(inputs: Path, seed: int) -> list[str]:
         f"reward.custom_reward_function.path={quoted(str(HERE / 'rewards.py'))}",
         "reward.custom_reward_function.name=with_dear_words",
         *("trainer.test_freq=-1", "trainer.save_freq=-1"),
+        "trainer.total_epochs=${trainer.total_training_steps}",  # the steps end it
     ]
 
 

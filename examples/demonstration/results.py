@@ -30,12 +30,14 @@ def rewards_table(runs: Runs) -> str:
 def answers(runs: Runs) -> str:
     """Return answers to the same prompts, in the first step and when each arm saw them last."""
     steps = {arm: [read_dump(file) for file in dump_files(run)[0]] for arm, run in runs.items()}
-    starts = _first_samples(next(iter(steps.values()))[0])
+    first = next(iter(steps.values()))
+    starts = _first_samples(first[0])
+    latest = sorted(starts, key=lambda prompt: (-_last(prompt, first)["step"], prompt))
     lines = []
-    for prompt in sorted(starts)[:SHOWN_PROMPTS]:
+    for prompt in latest[:SHOWN_PROMPTS]:
         ends = {arm: _last(prompt, of) for arm, of in steps.items()}
-        lines += ["", asked(prompt)]
-        lines += [_line(who, row) for who, row in {"before": starts[prompt], **ends}.items()]
+        rows = {"start": starts[prompt], **ends}
+        lines += ["", asked(prompt), *(_line(who, row) for who, row in rows.items())]
     return "\n".join(lines[1:])
 
 
@@ -54,4 +56,5 @@ def _last(prompt: str, steps: Sequence[Sequence[Row]]) -> Row:
 
 def _line(who: str, row: Row) -> str:
     earned = ", ".join(f"{name} {value:.3g}" for name, value in row["rewards"].items())
-    return f"  {who:<12}  {printable(row['output'])}   ({earned})"
+    when = f"{who}, step {row['step']}"
+    return f"  {when:<21}  {printable(row['output'])}   ({earned})"

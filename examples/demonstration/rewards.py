@@ -72,4 +72,4 @@ def with_dear_words(
         for name, value in score(solution_str, ground_truth).items()
         if value is not None
     }
-    return {**met, "words": WORTH * met["words"]}
+    return {name: value * (WORTH if name == "words" else 1) for name, value in met.items()}

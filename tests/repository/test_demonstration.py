@@ -156,6 +156,7 @@ def runs(tmp_path):
                     "output": answer if session == 0 else "another sample",
                     "gts": WANTED,
                     "session": session,
+                    "step": step,
                     "rewards": {"format": 1.0, "judge": 49.6},
                 }
                 for place in ("mill", "cave")
@@ -177,9 +178,9 @@ def test_what_is_shown_of_the_arms(runs):
     lines = [" ".join(line.split()) for line in results.answers(runs).splitlines()]
     assert lines[:4] == [
         "Which animal lives in the cave?",
-        "before so red (format 1, judge 49.6)",
-        r"grpo grpo\x1b[2J (format 1, judge 49.6)",
-        r"gdpo gdpo\x1b[2J (format 1, judge 49.6)",
+        "start, step 1 so red (format 1, judge 49.6)",
+        r"grpo, step 7 grpo\x1b[2J (format 1, judge 49.6)",
+        r"gdpo, step 7 gdpo\x1b[2J (format 1, judge 49.6)",
     ]
     assert lines[4:6] == ["", "Which animal lives in the mill?"]
 
@@ -189,7 +190,11 @@ def test_an_answer_is_the_last_one_to_its_prompt(runs):
     last = runs["gdpo"] / "rollouts" / "7.jsonl"
     last.write_text(last.read_text().replace("the cave", "the barn"))
     lines = results.answers(runs).splitlines()
-    assert "cave" in lines[0] and "so red" in lines[3] and "barn" not in "".join(lines)
+    assert "cave" in lines[0] and "gdpo, step 1" in lines[3] and "barn" not in "".join(lines)
+    last = runs["grpo"] / "rollouts" / "7.jsonl"
+    last.write_text(last.read_text().replace("the cave", "the barn"))
+    lines = results.answers(runs).splitlines()
+    assert "mill" in lines[0] and "cave" in lines[5]  # what the last steps had stands first
 
 
 def test_only_the_user_is_shown_of_a_prompt():
@@ -205,6 +210,22 @@ def test_the_prompts_of_a_real_model(tmp_path):
         good = TASK.good_response(row["reward_model"]["ground_truth"])
         of = rewards.with_dear_words("", good, row["reward_model"]["ground_truth"], {})
         assert of == {"keyword": 1, "words": rewards.WORTH, "ending": 1}
+
+
+def test_the_prompts_of_a_real_model_are_enough(tmp_path):
+    keys = ["task=constraints", "hardware=cpu", *command._model_keys(tmp_path, 1)]
+    config = compose_quickly(RECIPES, "train", [*keys, "trainer.total_training_steps=60"])
+    steps = inputs.PROMPTS // config.data.train_batch_size * config.trainer.total_epochs
+    assert steps >= config.trainer.total_training_steps == 60
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--model=x"], ["--model", "setting=bonus"], ["setting=model", "--model"]],
+)
+def test_a_real_model_has_no_other_setting(arguments):
+    with pytest.raises(SystemExit, match=r"model.path=FOLDER"):
+        command._read(arguments)
 
 
 @pytest.mark.parametrize("argument", ["arms=gdpo,ppo", "setting=x", "seed=x", f"run_dir={REPO}"])

@@ -32,7 +32,7 @@ def test_three_steps_in_a_folder_with_a_space(tmp_path):
             first = f"{steps[1][f'gdpo/{reward}/mean']:.3g}"
             assert re.search(rf"^{reward} +{first} +\S+ +\S+$", output, re.M)
     assert (tmp_path / "a run" / "report" / "index.html").is_file()
-    assert re.search(r"^Which animal lives in the \w+\?\n  before  ", output, re.M)
+    assert re.search(r"^Which animal lives in the \w+\?\n  start, step 1  ", output, re.M)
 
 
 def test_sigterm_ends_both_arms(tmp_path):

@@ -7,7 +7,8 @@ means the same here. An option that cannot be honoured raises instead of being i
 The log-probability of a token is taken under the distribution that it was drawn from: after
 temperature, top-k and top-p. That is vLLM's "processed_logprobs", verl's default (verl 0.9:
 RolloutConfig.logprobs_mode). With top_p=1 and top_k=-1 it equals what verl's actor recomputes
-(logits / temperature), so verl's `training/rollout_probs_diff_max` measures weight sync alone.
+(logits / temperature), so in float32, verl's `training/rollout_probs_diff_max` measures weight
+sync alone.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

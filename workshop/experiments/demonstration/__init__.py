@@ -1,5 +1,6 @@
 """The demonstration's results: what each setting, arm and seed earned in each step."""
 
+import math
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -11,11 +12,12 @@ from workshop.experiments.trainer.compare import at_holms_levels
 
 FILE = Path(__file__).with_name("demonstration.parquet")
 LAST = 5  # steps of the primary endpoint
+ARMS_OF_HARMS = ("grpo", "gdpo", "gdpo_kept")
 # {setting: bounds that protocol_2.md expects of the answer, minus GRPO, of GDPO and of gdpo_kept}
 HARMS = {
-    "bonus": ((-1, -0.4), (-0.05, 0.05)),
-    "length": ((-1, -0.1), (-0.05, 1)),
-    "noise": ((-1, -0.1), (-0.05, 0.05)),
+    "bonus": ((-math.inf, -0.4), (-0.05, 0.05)),
+    "length": ((-math.inf, -0.1), (-0.05, math.inf)),
+    "noise": ((-math.inf, -0.1), (-0.05, 0.05)),
 }
 
 
@@ -38,8 +40,9 @@ def mean(setting: str, arm: str, reward: str) -> float:
     return fmean(ends(setting, arm, reward).values())
 
 
-def seeds(setting: str) -> int:
-    return len(ends(setting, "grpo", "answer"))
+def seeds_of_harms() -> int:
+    [number] = {len(ends(setting, arm, "answer")) for setting in HARMS for arm in ARMS_OF_HARMS}
+    return number
 
 
 def difference(
@@ -47,7 +50,7 @@ def difference(
 ) -> Difference:
     """`arm` minus `over`, paired by seed."""
     mine, others = (ends(setting, each, reward, last) for each in (arm, over))
-    return Difference(tuple(mine[seed] - others[seed] for seed in mine))
+    return Difference(tuple(mine[seed] - others[seed] for seed in mine | others))
 
 
 def harms() -> dict[str, Difference]:

@@ -3,6 +3,7 @@
 It says the words, and the data the numbers.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from statistics import fmean, stdev
@@ -74,7 +75,8 @@ def held(setting: str, rival: str) -> str:
 
 def outcome(gain: Difference, low: float, high: float) -> str:
     """The bounds that were expected, and what the whole interval says of it."""
-    words = f"{low:+} or more" if high == 1 else f"{low:+} to {high:+}"
+    words = f"{low:+} or more" if high >= 1 else f"{low:+} to {high:+}"
+    words = f"{high:+} or less" if low == -math.inf else words
     words = f"within {high}" if low == -high else words
     held = "**missed**" if gain.high < low or high < gain.low else "open"
     if low <= gain.low and gain.high <= high:
