@@ -36,5 +36,10 @@ def overrides(assets, *more, scorer="compute_score"):
 def check_error(run, message):
     """One readable message, the last that the run says, and exit code 1."""
     assert run.exit_code == 1, run.last_lines()
-    raised = [line for line in run.output.splitlines() if re.search(r"Error: ", line)]
+    raised = [
+        line
+        for line in run.output.splitlines()
+        # Ray may show what a worker logged after the trainer's own message
+        if re.search(r"Error: ", line) and not line.startswith("(RewardLoopWorker ")
+    ]
     assert re.search(message, raised[-1]), raised[-3:]
