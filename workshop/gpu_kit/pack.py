@@ -38,7 +38,7 @@ NOT_NEEDED = {
         cuda-python cuda-tile nvidia-cuda-cccl nvidia-cuda-crt nvidia-cuda-nvcc nvidia-cuda-tileiras
         nvidia-cudnn-frontend nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base
         nvidia-cutlass-dsl-libs-cu13 nvidia-nvvm nvtx llvmlite numba
-        av opencv-python-headless pycountry qwen-vl-utils torchaudio torchcodec torchvision
+        av opencv-python-headless qwen-vl-utils torchaudio torchcodec torchvision
         anthropic fastapi-cloud-cli fastar mcp mcp-types rignore sentry-sdk supervisor
         contourpy cycler fonttools kiwisolver matplotlib pyparsing
         mathruler mbridge pyelftools scipy pytest-asyncio pytest-rerunfailures tabulate

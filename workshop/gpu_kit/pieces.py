@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-PIECE_BYTES = 59_000_000
+PIECE_BYTES = 56_000_000
 
 
 def split(folder: Path, level: str, out: Path, piece_bytes: int = PIECE_BYTES) -> list[Path]:

@@ -26,7 +26,7 @@ COLUMNS = {  # of a training: the median of its steps after the first
     "update": "timing_s/update_actor",
     "sync": "timing_s/update_weights",
     "tokens/s": "perf/throughput",
-    "GPU GiB": "perf/max_memory_allocated_gb",
+    "GPU GiB": "actor/perf/max_memory_allocated_gb",
     "agreement": AGREEMENT,
 }
 

@@ -43,6 +43,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # vLLM takes it on Hopper, and pack leaves flashinfer out
 }
 
 
