@@ -25,9 +25,9 @@ RunBatch = Callable[[Sequence[Request], Callable[[], bool]], list[Completion | E
 class Batcher:
     """Feeds `run`, in a thread, with batches of up to `max_batch` concurrent requests, one by one.
 
-    A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`. If the
-    last batch took more than a second, both are longer, in proportion to it. Must be used from one
-    event loop. Abort and resume follow verl's contract for partial rollouts (verl 0.9:
+    A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`; both
+    are for a second of the last batch, if it took longer. Must be used from one event loop. Abort
+    and resume follow verl's contract for partial rollouts (verl 0.9:
     vLLMHttpServer.abort_all_requests, FullyAsyncLLMServerClient.generate): the running responses
     come back unfinished, and requests wait until `resume`.
     """

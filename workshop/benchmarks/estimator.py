@@ -1,19 +1,14 @@
-"""Compares the estimator with verl's built-in `gdpo`, and the advantage with a multiplication.
+"""Compares the estimator with verl's built-in `gdpo`.
 
-Both estimators get the keyword arguments of verl's `compute_advantage`, with the rewards in columns
-of `non_tensor_batch`. Each call fills memory that is new to the process: glibc returns blocks of
-this size to the kernel when a result is freed. torch's blocks have pages of 4 KiB. numpy, which
-holds our results, asks the kernel for huge pages, and gets them unless
-/sys/kernel/mm/transparent_hugepage/enabled says `never`. `advantage_rows` measures both.
+Both get the keyword arguments of verl's `compute_advantage`, with the rewards in columns of
+`non_tensor_batch`.
 """
 
-import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +16,6 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage as built_in
 
-from verl_gdpo.algorithm.advantage import compute_gdpo_advantage
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -33,8 +27,6 @@ PROMPT_TOKENS = 16
 PAPER_SIZES = ((512, 4), (512, 16))  # (prompts, samples per prompt) of a step
 METRICS_SIZES = ((2048, 4), (512, 16))  # both 8,192 samples
 BUILT_IN_GOAL, MEMORY_GOAL = 50.0, 1.5
-ADVANTAGE_GOAL = 1.3  # of one multiplication's time, with the int64 mask of verl
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 METRICS_LIMIT = 0.010  # seconds, for 8,192 samples with 2 rewards
 
 Draw = Callable[[np.random.Generator, int], Any]  # values of one reward
@@ -77,33 +69,6 @@ def verl_arguments(
             "attention_mask": torch.cat([prompt_mask, mask_BT], dim=1),
         },
     }
-
-
-def advantage_rows(_: torch.device) -> Iterator[Row]:
-    """Compare `compute_gdpo_advantage` with `s[:, None] * mask`, in medians, in both memories."""
-    rng = np.random.default_rng(0)
-    rewards_BK, ids = rng.integers(0, 4, (8192, 2)).astype(float), np.arange(8192) // 16
-    length_B = torch.from_numpy(rng.integers(128, 1025, 8192))
-    huge = HUGE_PAGES.read_text().strip() if HUGE_PAGES.exists() else "unknown"
-
-    s_B1 = torch.randn(8192)[:, None]
-
-    def product_of(mask_BT: torch.Tensor, in_numpys: bool) -> torch.Tensor:
-        fresh = torch.from_numpy(np.empty(mask_BT.shape, np.float32)) if in_numpys else None
-        return torch.mul(s_B1, mask_BT, out=fresh)
-
-    for dtype, in_numpys in product((torch.int64, torch.bool, torch.float32), (False, True)):
-        mask_BT = (torch.arange(1024)[None, :] < length_B[:, None]).to(dtype)
-        ours, theirs = seconds_of(
-            partial(compute_gdpo_advantage, rewards_BK, ids, mask_BT),
-            partial(product_of, mask_BT, in_numpys),
-            torch.device("cpu"),
-            of=statistics.median,
-        )
-        size = f"512x16x2, 1024 tokens, {str(dtype).removeprefix('torch.')} mask"
-        peer = f"numpy's memory ({huge})" if in_numpys else "torch's memory"
-        goal = ADVANTAGE_GOAL if dtype == torch.int64 else None
-        yield Row("advantage", size, ours, f"product in {peer}", theirs, "the peer's", goal)
 
 
 def rows(device: torch.device) -> Iterator[Row]:

@@ -55,12 +55,10 @@ def seconds_of(
     peer: Callable[[], Any],
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
-    of: Callable[[Sequence[float]], float] = min,
 ) -> tuple[float, float]:
     """Return the fastest of alternating calls, because other work on a machine only adds time.
 
     With `time.process_time` as clock, the time in which others have the processor does not count.
-    With `statistics.median` as `of`, return the medians.
     """
     samples: tuple[list[float], list[float]] = ([], [])
     spent = 0.0
@@ -70,7 +68,7 @@ def seconds_of(
         for function, times in zip((ours, peer), samples, strict=True):
             times.append(_seconds(function, device, clock))
             spent += times[-1]
-    return of(samples[0]), of(samples[1])
+    return min(samples[0]), min(samples[1])
 
 
 def _seconds(

@@ -1,6 +1,6 @@
 """Draws the pictures of docs/.
 
-    python -m workshop.figures                       # idea.png, collapse.png, demonstration.png
+    python -m workshop.figures                       # those that need no run
     python -m workshop.figures GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
 
 The two runs are those of `./run_tool_rl.sh run_dir=runs/gdpo` and of `./run_tool_rl.sh
@@ -136,8 +136,9 @@ def main() -> None:
         parser.error(f"expected no run, or GDPO_RUN and GRPO_RUN; got {[*map(str, runs)]}")
     idea().savefig(DOCS / "idea.png", dpi=200)
     collapse.collapse().savefig(DOCS / "collapse.png", dpi=150)
-    demonstration.demonstration().savefig(DOCS / "demonstration.png", dpi=150)
-    screens.make_smaller(DOCS / "demonstration.png")
+    for setting, name in (("judge", "demonstration.png"), ("model", "real_model.png")):
+        demonstration.demonstration(setting).savefig(DOCS / name, dpi=150)
+        screens.make_smaller(DOCS / name)
     if runs:
         draw_runs(*runs)
 

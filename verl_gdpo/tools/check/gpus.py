@@ -176,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
         why = "" if wanted else ": the recipes' batches divide by 1, 2, 4 and 8"
         print(f"{used} of them are used{why}", file=sys.stderr)
     if task in MODEL_OF_TASK and gpus:
-        print("no GPU has confirmed the keys of memory: recipes/README.md", file=sys.stderr)
+        print("the keys of memory were computed: recipes/README.md", file=sys.stderr)
     print(" ".join(chosen))
     return 0
 

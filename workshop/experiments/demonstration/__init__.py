@@ -19,6 +19,13 @@ HARMS = {
     "length": ((-math.inf, -0.1), (-0.05, math.inf)),
     "noise": ((-math.inf, -0.1), (-0.05, 0.05)),
 }
+# {(setting, reward): its highest value, by which its means are divided}
+HIGHEST = {("model", "words"): 10}
+# {rival: {reward: bounds that protocol_3.md expects of GDPO minus the rival, in each seed}}
+MODEL = {
+    "grpo": {"keyword": (0.2, math.inf), "words": (-0.15, 0.15), "ending": (-0.15, 0.15)},
+    "grpo_divided": dict.fromkeys(("keyword", "words", "ending"), (-0.2, 0.2)),
+}
 
 
 @cache
@@ -26,8 +33,9 @@ def curves() -> dict[tuple[str, str, str], dict[int, list[float]]]:
     """Return {(setting, arm, reward): {seed: the mean of each step}}, with the seeds in order."""
     means: dict[tuple[str, str, str], dict[int, list[float]]] = {}
     for row in sorted(pq.read_table(FILE).to_pylist(), key=lambda row: (row["seed"], row["step"])):
-        of_seed = means.setdefault((row["setting"], row["arm"], row["reward"]), {})
-        of_seed.setdefault(row["seed"], []).append(row["mean"])
+        setting, arm, reward = row["setting"], row["arm"], row["reward"]
+        of_seed = means.setdefault((setting, arm, reward), {}).setdefault(row["seed"], [])
+        of_seed.append(row["mean"] / HIGHEST.get((setting, reward), 1))
     return means
 
 
@@ -51,6 +59,14 @@ def difference(
     """`arm` minus `over`, paired by seed."""
     mine, others = (ends(setting, each, reward, last) for each in (arm, over))
     return Difference(tuple(mine[seed] - others[seed] for seed in mine | others))
+
+
+def missed(rival: str, reward: str) -> list[int]:
+    """Return the seeds of the real model whose difference is outside the expectation."""
+    low, high = MODEL[rival][reward]
+    gains = difference("model", reward, over=rival).values
+    seeds = ends("model", "gdpo", reward)
+    return [seed for seed, gain in zip(seeds, gains, strict=True) if not low <= gain <= high]
 
 
 def harms() -> dict[str, Difference]:

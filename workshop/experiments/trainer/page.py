@@ -6,7 +6,7 @@ It says the words, and the data the numbers.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from statistics import fmean, stdev
+from statistics import fmean
 
 import torch
 from scipy import stats
@@ -33,9 +33,7 @@ UNTIL, LAST = (30, 60, 90, 120), 10  # a number of the long training is the mean
 FIVE = 5  # steps at the beginning and at the end of a run
 LONG = "20_to_1_long"
 MeanSpread = tuple[float, float]  # of five runs
-# zhaihaotian/DARA with ToolRL's rewards: the steps at which the format reached 0.8, and the scores
-RERUN = {"gdpo": (18, 19, 75, 16, 65), "grpo": (37, 43, 34, 31, 31)}
-RERUN_SCORES = {  # of GRPO and of GDPO
+RERUN_SCORES = {  # of zhaihaotian/DARA with ToolRL's rewards: of GRPO and of GDPO
     "1.5B, format": ((81.01, 5.18), (97.11, 1.00)),
     "1.5B, average": ((48.46, 0.36), (50.37, 1.12)),
     "3B, format": ((88.76, 1.22), (96.57, 0.77)),
@@ -75,13 +73,18 @@ def held(setting: str, rival: str) -> str:
 
 def outcome(gain: Difference, low: float, high: float) -> str:
     """The bounds that were expected, and what the whole interval says of it."""
-    words = f"{low:+} or more" if high >= 1 else f"{low:+} to {high:+}"
-    words = f"{high:+} or less" if low == -math.inf else words
-    words = f"within {high}" if low == -high else words
     held = "**missed**" if gain.high < low or high < gain.low else "open"
     if low <= gain.low and gain.high <= high:
         held = "as expected"
-    return f"{words} | {held}"
+    return f"{bounds(low, high)} | {held}"
+
+
+def bounds(low: float, high: float) -> str:
+    if low == -high:
+        return f"within {high}"
+    if low == -math.inf:
+        return f"{high:+} or less"
+    return f"{low:+} or more" if high >= 1 else f"{low:+} to {high:+}"
 
 
 def without_difference(matters: float) -> int:
@@ -152,19 +155,12 @@ def steps_alike(setting: str) -> list[int]:
     ]
 
 
-def welch(one: MeanSpread, other: MeanSpread) -> tuple[float, float, float, float]:
-    """Of five runs of each: one minus the other, its 95 % interval, and what is detectable.
-
-    The last is the difference that two times five such runs find with 80 % power, at 95 %.
-    """
+def welch(one: MeanSpread, other: MeanSpread) -> tuple[float, float, float]:
+    """Of five runs of each: one minus the other, and its 95 % interval."""
     errors = [spread**2 / 5 for _, spread in (one, other)]
     error, df = sum(errors) ** 0.5, sum(errors) ** 2 / sum(each**2 / 4 for each in errors)
-    up, found = stats.t.ppf([0.975, 0.8], df) * error
-    return (more := one[0] - other[0]), more - up, more + up, up + found
-
-
-def steps_to_format() -> list[MeanSpread]:
-    return [(fmean(of), stdev(of)) for of in (RERUN["grpo"], RERUN["gdpo"])]
+    up = float(stats.t.ppf(0.975, df)) * error
+    return (more := one[0] - other[0]), more - up, more + up
 
 
 def needed(setting: str, rival: str) -> str:
