@@ -19,6 +19,8 @@ HARMS = {
     "length": ((-math.inf, -0.1), (-0.05, math.inf)),
     "noise": ((-math.inf, -0.1), (-0.05, 0.05)),
 }
+# {step: bounds that protocol.md expects of GRPO's format, as a mean of five steps}
+LONGER = {60: (0.15, 0.5), 150: (0.5, 1.0)}
 # {(setting, reward): its highest value, by which its means are divided}
 HIGHEST = {("model", "words"): 10}
 # {rival: {reward: bounds that protocol_3.md expects of GDPO minus the rival, in each seed}}
@@ -46,6 +48,12 @@ def ends(setting: str, arm: str, reward: str, last: int = LAST) -> dict[int, flo
 
 def mean(setting: str, arm: str, reward: str) -> float:
     return fmean(ends(setting, arm, reward).values())
+
+
+def longer() -> dict[int, list[float]]:
+    """Return {step: the mean of the five steps until it, of each seed of the longer GRPO}."""
+    seeds = curves()["long", "grpo", "format"].values()
+    return {step: [fmean(means[step - LAST : step]) for means in seeds] for step in LONGER}
 
 
 def seeds_of_harms() -> int:
