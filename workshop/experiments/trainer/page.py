@@ -80,6 +80,7 @@ def outcome(gain: Difference, low: float, high: float) -> str:
 
 
 def bounds(low: float, high: float) -> str:
+    """What was expected, in words; a share above 1 is no bound."""
     if low == -high:
         return f"within {high}"
     if low == -math.inf:
