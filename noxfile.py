@@ -116,7 +116,8 @@ def installed_beside(session: nox.Session, *packages: str) -> str:
 def pins(session: nox.Session) -> None:
     """Renews requirements/. Versions that fit stay; `nox -s pins -- --upgrade` takes new ones."""
     session.install("uv==0.13.9")
-    cpu = compiled(session, "cpu", CPU_PINS)
+    installer = ("--group", "installer")
+    cpu = compiled(session, "cpu", CPU_PINS, *installer)
     cpu = [(name, text) for name, text in cpu if not WITHOUT_HASH.match(name)]
     write_pins(CPU_PINS, cpu)
     # vLLM's build for CPUs names torch's, and asks for packages of pictures and sound
@@ -126,9 +127,9 @@ def pins(session: nox.Session) -> None:
         "torch==2.13.0\n" + "".join(f"{name}; sys_platform == 'never'\n" for name in unused)
     )
     options = ("--group", "cpu-vllm", "--override", str(overrides))
-    vllm = compiled(session, "cpu", VLLM_PINS, *options)
+    vllm = compiled(session, "cpu", VLLM_PINS, *installer, *options)
     write_pins(VLLM_PINS, [(name, text) for name, text in vllm if not WITHOUT_HASH.match(name)])
-    write_pins("requirements/gpu.txt", compiled(session, "gpu", "requirements/gpu.txt"))
+    write_pins("requirements/gpu.txt", compiled(session, "gpu", "requirements/gpu.txt", *installer))
     # beside one of the others, whose versions it takes
     dev = compiled(session, "dev", "requirements/dev.txt", "--constraint", CPU_PINS)
     others = {name for name, _ in cpu}

@@ -135,8 +135,8 @@ failed() {
 pip() { "$venv/bin/python" -m pip "$@" --disable-pip-version-check 2>&1 | progress || failed; }
 install() { pip install --progress-bar off --no-compile "$@"; } # pip would compile 300 MB of Python on one core
 
-# what builds the few packages without a wheel, and this one, has a hash too
-sed -n '/^setuptools==/,/[^\\]$/p' "${files[0]}" >"$venv/build.txt"
+# what installs, and what builds the few packages without a wheel, and this one, has a hash too
+sed -nE '/^(pip|setuptools)==/,/[^\\]$/p' "${files[0]}" >"$venv/build.txt"
 # few tries, so that a missing network is noticed soon
 install --retries 1 --require-hashes --no-deps --requirement "$venv/build.txt"
 install --require-hashes --no-deps --no-build-isolation "${files[@]/#/--requirement=}"

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "verl_gdpo"
 # programs apart from the package, by the first folder of their names
 OTHERS = ("workshop", "tests", "docs", "examples", "data_prep")
-OLD_WORKSHOP = ("benchmarks", "experiments", "gpu_kit")  # its rooms had no common folder once
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
@@ -69,7 +68,7 @@ def count(revision: str | None = None) -> tuple[dict[str, Count], Count]:
     carried = Count(0, 0)
     for path, content in tracked(revision):
         parts = path.split("/")
-        if path.endswith(".py") and parts[0] in (PACKAGE, *OTHERS, *OLD_WORKSHOP):
+        if path.endswith(".py") and parts[0] in (PACKAGE, *OTHERS):
             room = _room(parts)
             rooms[room] = _with(rooms[room], code_lines(content.decode()))
         elif parts[0] == PACKAGE:
@@ -78,9 +77,8 @@ def count(revision: str | None = None) -> tuple[dict[str, Count], Count]:
 
 
 def _room(parts: list[str]) -> str:
-    if parts[0] == PACKAGE:
-        return f"{PACKAGE}/{parts[1]}/" if len(parts) > 2 else f"{PACKAGE}/"
-    return "workshop/" if parts[0] in OLD_WORKSHOP else f"{parts[0]}/"
+    depth = 2 if parts[0] == PACKAGE and len(parts) > 2 else 1
+    return "".join(f"{part}/" for part in parts[:depth])
 
 
 def _with(before: Count, lines: int) -> Count:

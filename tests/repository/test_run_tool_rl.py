@@ -142,7 +142,7 @@ def test_gdpo_trains(trained):
         metrics = steps[step]
         rows = dump(run, step)
         check_rollouts(rows, weights_at(step), conditioned)
-        assert metrics["training/rollout_probs_diff_max"] < 1e-5
+        assert abs(metrics["actor/ppo_kl"]) < 1e-6  # the rollout has the weights
         assert metrics["actor/grad_norm"] > 0
         for name in GDPO_REWARDS:
             values = [conditioned(row["rewards"])[name] for row in rows if not row["is_padding"]]

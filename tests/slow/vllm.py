@@ -53,6 +53,7 @@ def trained(run, engine, *overrides, **env):
         *(REPO / "run.sh", "tool_rl", "hardware=cpu", "--time-limit", "700"),
         *(f"rollout_engine={engine}", f"run_dir={run}", "trainer.val_before_train=False"),
         *("trainer.test_freq=-1", "trainer.save_freq=-1", *overrides),
+        "algorithm.rollout_correction.bypass_mode=false",  # logs how much probabilities differ
     ]
     done = subprocess.run(
         command, env={**os.environ, **env}, capture_output=True, text=True, timeout=900

@@ -25,8 +25,8 @@ RunBatch = Callable[[Sequence[Request], Callable[[], bool]], list[Completion | E
 class Batcher:
     """Feeds `run`, in a thread, with batches of up to `max_batch` concurrent requests, one by one.
 
-    A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`; both
-    are for a second of the last batch, if it took longer. Must be used from one event loop. Abort
+    A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`. If the
+    last batch took n > 1 seconds, both are n times as long. Must be used from one event loop. Abort
     and resume follow verl's contract for partial rollouts (verl 0.9:
     vLLMHttpServer.abort_all_requests, FullyAsyncLLMServerClient.generate): the running responses
     come back unfinished, and requests wait until `resume`.

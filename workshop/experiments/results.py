@@ -19,6 +19,7 @@ BANDIT = HERE / "bandit" / "bandit.parquet"  # a row a training of the small pol
 EDITIONS = {  # of the experiment with verl's trainer: a row a run and reward
     1: HERE / "trainer" / "first_edition.parquet",
     2: HERE / "trainer" / "second_edition.parquet",
+    3: HERE / "trainer" / "new_seeds.parquet",  # protocol_3.md
 }
 # {(optimizer, arm): {"shares" or "small": one number a draw}}
 Outcomes = Mapping[tuple[str, str], Mapping[str, Sequence[float]]]
