@@ -183,6 +183,12 @@ def test_holm_tests_at_rising_levels():
     assert levels == pytest.approx([1 - 0.05 / 2, 1 - 0.05 / 3, 1 - 0.05 / 2])
 
 
+def test_the_new_seeds_are_tested_alone():
+    gain, _ = page.tested("gsm8k_again", "grpo_rescaled")
+    assert compare.seeds_of("gsm8k_again") == [*range(6, 14)]
+    assert (len(gain.values), gain.level) == (8, 0.95)
+
+
 def test_the_seeds_that_an_effect_needs():
     """s = d: at n = 10, (2.262 + 0.883)^2 = 9.9 <= 10; at n = 9, (2.306 + 0.889)^2 = 10.2 > 9."""
     assert seeds_needed(0.1, 0.1) == 10
@@ -196,9 +202,8 @@ def test_the_endpoints():
     values = [endpoint(result) for endpoint in compare.endpoints("20_to_1").values()]
     assert values == pytest.approx([0.5, 0.75, 0.625, 15.5 / 21])
     assert compare.endpoints("by_prompt")["declared score"] is None
-    assert [*compare.endpoints_2("tool_rl_seeds")] == [
-        *("format", "correctness", "mean of all", "declared score")
-    ]
+    names = ["format", "correctness", "mean of all", "declared score"]
+    assert [*compare.endpoints_2("tool_rl_seeds")] == names
     assert "declared score" not in compare.endpoints_2("maths")
 
 
@@ -207,10 +212,8 @@ def test_the_long_training_has_means_of_ten_steps(monkeypatch):
     shares = {"small": curve, "large": (1.0,) * 120}
     run = Run(page.LONG, "gdpo", 1)
     monkeypatch.setattr(page, "read_all", lambda: {run: Trained(shares, {}, {}, (), 0.0)})
-    # means of the steps 21 to 30, ..., 111 to 120
-    assert page.at_ends("gdpo", 1) == pytest.approx(
-        [25.5 / 120, 55.5 / 120, 85.5 / 120, 115.5 / 120]
-    )
+    means = (25.5, 55.5, 85.5, 115.5)  # of the steps 21 to 30, ..., 111 to 120
+    assert page.at_ends("gdpo", 1) == pytest.approx([step / 120 for step in means])
 
 
 def test_the_interval_of_five_runs_each():
