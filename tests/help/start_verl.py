@@ -64,5 +64,6 @@ def verl_command(folder, ray_dir, overrides, main="verl.trainer.main_ppo"):
         *("--config-dir", str(REPO / "recipes"), "--config-name", "train", "hardware=cpu"),
         f"run_dir={quoted(str(folder))}",
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
+        "algorithm.rollout_correction.bypass_mode=false",  # as on GPUs, not as in tool_rl-cpu
         *overrides,
     ]
