@@ -134,12 +134,17 @@ failed() {
 }
 pip() { "$venv/bin/python" -m pip "$@" --disable-pip-version-check 2>&1 | progress || failed; }
 install() { pip install --progress-bar off --no-compile "$@"; } # pip would compile 300 MB of Python on one core
+# also for those whose Python writes no bytecode itself; a package may hold files of another Python
+compile() {
+  "$venv/bin/python" -m compileall -qq -j 0 -x '/tests/|/transformers/models/' "$venv/lib" >>"$log" 2>&1 || true
+}
 
 # what installs, and what builds the few packages without a wheel, and this one, has a hash too
 sed -nE '/^(pip|setuptools)==/,/[^\\]$/p' "${files[0]}" >"$venv/build.txt"
 # few tries, so that a missing network is noticed soon
 install --retries 1 --require-hashes --no-deps --requirement "$venv/build.txt"
 install --require-hashes --no-deps --no-build-isolation "${files[@]/#/--requirement=}"
+compile & # while torch is fetched; it holds the lock, so no other start removes what it reads
 if [ "$hardware" = cpu ]; then
   # PyPI's torch brings gigabytes of CUDA; PyTorch's own index has a build without CUDA
   index=https://download.pytorch.org/whl/cpu
@@ -154,10 +159,11 @@ if [ -n "$flash_attn" ]; then # built by verl's makers for CUDA 13 and torch 2.1
   install --extra-index-url https://verl-project.github.io/verl-wheelhouse/simple/ --only-binary flash-attn flash-attn==2.8.3
 fi
 install --no-deps --no-build-isolation --editable .
+wait
+compile & # what came since
 # vLLM asks for torch under another name, and for packages of pictures and sound
 [ -n "$vllm" ] || pip check
-# also for those whose Python writes no bytecode itself; a package may hold files of another Python
-"$venv/bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" >>"$log" 2>&1 || true
+wait
 for other in "$environments-$hardware"-*; do
   [ "$other" = "$venv" ] || say "$other stays: remove it if nothing needs it any more"
 done

@@ -14,6 +14,7 @@ CPU platform. verl hides a plugin's exception in its debug log, so it is printed
   its FSDP engine for cuda and npu only; it runs on CPU just the same.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -82,6 +83,8 @@ def activate() -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":  # normalised as verl does
         return
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    # a tenth as often as usual: each time it goes over what torch and verl have made at import
+    gc.set_threshold(10_000, 10, 10)
     extend_when_imported((*ON_CPU, *FUSED_KERNELS), refuse_verl)
     engine = "verl_gdpo.cpu.checkpoint_engine"  # registers itself
     register_post_import_hook(lambda _: importlib.import_module(engine), "verl.checkpoint_engine")
