@@ -9,16 +9,15 @@ import types
 import pytest
 import torch
 
-from verl_gdpo.cpu import plugin
+from verl_gdpo.cpu import plugin, sampler
 from verl_gdpo.cpu.engine import Batcher, Engine, load_full_state
 from verl_gdpo.cpu.sampler import (
     Completion,
-    OwnDraws,
     Request,
     SamplingParams,
+    draw,
     parse_max_tokens,
     parse_sampling_params,
-    sample,
 )
 from verl_gdpo.hooks.extend import extend_module
 from workshop.tiny_policy.model import make_tiny_model
@@ -296,6 +295,11 @@ def test_tiny_tokenizer_speaks_chatml(model_dir, model):
 # ---- sampling --------------------------------------------------------------------------------
 
 
+def sample(*args):
+    """The outcomes in the order of the requests."""
+    return [outcome for _, outcome in sorted(sampler.sample(*args), key=lambda each: each[0])]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_log_probs_equal_a_plain_forward_pass(model, temperature):
     requests = requests_for(PROMPTS, max_tokens=12, temperature=temperature)
@@ -342,12 +346,9 @@ def test_the_end_token_of_the_model_ends_nothing_by_itself(model):
 
 
 def drawn(probs, count, **params):
-    """Tokens and log-probabilities of `count` first draws from `probs`, seeds 0, 1, ..."""
-    draws = OwnDraws(SamplingParams(**params), range(count), 1)
-    logits = torch.tensor(probs).log().repeat(count, 1)
-    left = draws(torch.zeros((count, 1), dtype=torch.long), logits)
-    assert (left.isfinite().sum(dim=1) == 1).all()
-    return left.argmax(dim=1), draws.log_probs_TB[0]
+    """Tokens and log-probabilities of `count` draws from `probs`."""
+    uniform = torch.rand(count, generator=torch.Generator().manual_seed(0))
+    return draw(SamplingParams(**params), torch.tensor(probs).log().repeat(count, 1), uniform)
 
 
 @pytest.mark.parametrize(
@@ -381,10 +382,9 @@ def test_tokens_are_drawn_by_their_probabilities(params, expected):
 
 
 def test_the_ends_of_the_unit_interval_draw_no_cut_token():
-    draws = OwnDraws(SamplingParams(top_k=2), [0, 1], 1)
-    draws._uniform_BT = torch.tensor([[0.0], [1 - 2**-24]])  # the least and the most of torch.rand
+    uniform = torch.tensor([0.0, 1 - 2**-24])  # the least and the most of torch.rand
     logits = torch.tensor([0.1, 0.5, 0.3, 0.1]).log().repeat(2, 1)
-    assert draws(torch.zeros((2, 1), dtype=torch.long), logits).argmax(dim=1).tolist() == [1, 2]
+    assert draw(SamplingParams(top_k=2), logits, uniform)[0].tolist() == [1, 2]
 
 
 def test_a_row_without_finite_logits_fails_alone(model):
@@ -608,7 +608,7 @@ ONE = Request([1], SamplingParams(), 1)
 
 
 def fake_completions(requests, should_abort):
-    return [Completion([1], [0.0], "stop") for _ in requests]
+    return enumerate(Completion([1], [0.0], "stop") for _ in requests)
 
 
 def test_concurrent_requests_share_a_batch_up_to_the_limit():
@@ -684,7 +684,7 @@ def first_hangs(started):
         started.set()
         while not should_abort():
             pass
-        return [Completion([5], [0.0], "aborted")]
+        return [(0, Completion([5], [0.0], "aborted"))]
 
     return run
 

@@ -7,7 +7,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -17,13 +17,18 @@ import torch
 from verl_gdpo.cpu import sampler
 from verl_gdpo.cpu.sampler import Completion, Request
 
-# Runs a batch; must return one outcome a request, and ask the given function whether to stop.
-RunBatch = Callable[[Sequence[Request], Callable[[], bool]], list[Completion | Exception]]
+# the place of a request in its batch, and its response
+Outcomes = Iterable[tuple[int, Completion | Exception]]
+# Runs a batch; must give an outcome for each request, and ask the given function whether to stop.
+RunBatch = Callable[[Sequence[Request], Callable[[], bool]], Outcomes]
+Waiting = tuple[Request, "asyncio.Future[Completion]"]
 
 
 @dataclass
 class Batcher:
     """Feeds `run`, in a thread, with batches of up to `max_batch` concurrent requests, one by one.
+
+    Each response is handed back as it comes, while `run` goes on with the others.
 
     A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`. If the
     last batch took n > 1 seconds, both are n times as long. Must be used from one event loop. Abort
@@ -42,8 +47,9 @@ class Batcher:
     def __post_init__(self) -> None:
         if self.max_batch < 1:
             raise ValueError(f"max_batch: got {self.max_batch}, expected at least 1")
-        self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
-        self._running, self._took_s = 0, 0.0
+        self._waiting: list[Waiting] = []
+        self._running: list[asyncio.Future[Completion]] = []
+        self._took_s = 0.0
         self._worker: asyncio.Task[None] | None = None
         self._open, self._abort = asyncio.Event(), threading.Event()
         self._open.set()
@@ -67,7 +73,7 @@ class Batcher:
         """
         self._open.clear()
         self._hands_back = hand_back
-        aborted = self._running
+        aborted = sum(not future.done() for future in self._running)
         self._abort.set()
         async with self.idle:
             self._abort.clear()
@@ -107,19 +113,23 @@ class Batcher:
     async def _run_one_batch(self) -> None:
         waiting = [(r, f) for r, f in self._waiting if not f.done()]  # done: the caller has left
         batch, self._waiting = waiting[: self.max_batch], waiting[self.max_batch :]
-        self._running, start = len(batch), time.monotonic()
+        self._running, start = [future for _, future in batch], time.monotonic()
+        why = "no response came"
         try:
-            outcomes = await asyncio.to_thread(self.run, [r for r, _ in batch], self._abort.is_set)
+            await asyncio.to_thread(self._answer, batch, asyncio.get_running_loop())
         except Exception as error:
             why = f"generating a batch of {len(batch)} responses failed: {error!r}"
-            outcomes = [RuntimeError(why) for _ in batch]
         except BaseException:  # cancelled: hand the batch to _work, which fails whoever waits
             self._waiting = batch + self._waiting
             raise
         finally:
-            self._running, self._took_s = 0, time.monotonic() - start
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
-            _settle(future, outcome)
+            self._running, self._took_s = [], time.monotonic() - start
+        for _, future in batch:
+            _settle(future, RuntimeError(why))  # which those that came have been already
+
+    def _answer(self, batch: Sequence[Waiting], loop: asyncio.AbstractEventLoop) -> None:
+        for place, outcome in self.run([request for request, _ in batch], self._abort.is_set):
+            loop.call_soon_threadsafe(_settle, batch[place][1], outcome)
 
 
 def _settle(future: "asyncio.Future[Completion]", outcome: Completion | Exception) -> None:
@@ -222,20 +232,15 @@ class Engine:
             self._seen[session, prompt] += 1
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
-    def _run(
-        self, requests: Sequence[Request], should_abort: Callable[[], bool]
-    ) -> list[Completion | Exception]:
+    def _run(self, requests: Sequence[Request], should_abort: Callable[[], bool]) -> Outcomes:
         """Sample those with equal options together."""
-        outcomes: dict[int, Completion | Exception] = {}
         for params in {request.params for request in requests}:
             places = [k for k, request in enumerate(requests) if request.params == params]
             alike = [requests[k] for k in places]
-            sampled = sampler.sample(self.model, alike, self.pad_id, should_abort)
-            outcomes |= zip(places, sampled, strict=True)
-        for outcome in outcomes.values():
-            if isinstance(outcome, Completion):
-                outcome.global_steps = self.global_steps
-        return [outcomes[k] for k in range(len(requests))]
+            for k, outcome in sampler.sample(self.model, alike, self.pad_id, should_abort):
+                if isinstance(outcome, Completion):
+                    outcome.global_steps = self.global_steps
+                yield places[k], outcome
 
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
         if not 0 < len(prompt) < self.max_model_len:

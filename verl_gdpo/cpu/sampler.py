@@ -1,4 +1,7 @@
-"""Sampling with transformers' `generate`, each response from a random stream of its own.
+"""Sampling from a transformers model, each response from a random stream of its own.
+
+A prompt is read once for all its responses, and a response that has ended takes no more time; in
+transformers' own `generate` it goes on until the longest has, which takes twice as long and more.
 
 Names and defaults of the options are those that verl sends to its vLLM server (verl 0.9:
 verl.workers.rollout.vllm_rollout.vllm_async_server.vLLMHttpServer.generate), so that a config
@@ -11,13 +14,14 @@ RolloutConfig.logprobs_mode). With top_p=1 and top_k=-1 it equals what verl's ac
 sync alone.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 # vLLM samples greedily below this temperature (vllm.sampling_params._SAMPLING_EPS).
@@ -149,88 +153,95 @@ class Completion:
     global_steps: int | None = None
 
 
-class OwnDraws(transformers.LogitsProcessor):  # type: ignore[misc, unused-ignore]
-    """Draws the next token of each row from the row's own stream, and bars all others.
+def draw(params: SamplingParams, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a token for each row, (B,), and its log-probability, nan where a logit is not finite.
 
-    `generate` knows one random stream for a whole batch, in which what a request draws would
-    depend on its neighbours.
+    Args:
+        uniform_B: where a row draws from its distribution, from 0 to below 1.
     """
-
-    def __init__(self, params: SamplingParams, seeds: Sequence[int], max_tokens: int) -> None:
-        self._params, self._warpers = params, params.warpers()
-        streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._uniform_BT = torch.stack([torch.rand(max_tokens, generator=s) for s in streams])
-        #: of the tokens drawn so far, (B,) each; nan in a row whose logits are not finite
-        self.log_probs_TB: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return logits (B, V) that leave one token a row."""
-        log_probs_BV = self._warpers(input_ids, scores).log_softmax(dim=-1)
-        if self._params.greedy:
-            tokens_B1 = log_probs_BV.argmax(dim=-1, keepdim=True)
-        else:
-            uniform_B1 = self._uniform_BT[:, len(self.log_probs_TB), None].to(scores.device)
-            cdf_BV = log_probs_BV.double().exp().cumsum(dim=-1)
-            # float32 times float64 stays below the total, so that no cut token is taken
-            tokens_B1 = torch.searchsorted(cdf_BV, uniform_B1 * cdf_BV[:, -1:], right=True)
-            tokens_B1 = tokens_B1.clamp(max=scores.shape[1] - 1)  # rows of nan end up beyond
-        self.log_probs_TB.append(log_probs_BV.gather(1, tokens_B1).squeeze(1))
-        return torch.full_like(scores, -torch.inf).scatter(1, tokens_B1, 0.0)
+    log_probs_BV = params.warpers()(logits_BV, logits_BV.float()).log_softmax(dim=-1)
+    if params.greedy:
+        tokens_B1 = log_probs_BV.argmax(dim=-1, keepdim=True)
+    else:
+        cdf_BV = log_probs_BV.double().exp().cumsum(dim=-1)
+        # float32 times float64 stays below the total, so that no cut token is taken
+        tokens_B1 = torch.searchsorted(cdf_BV, uniform_B[:, None] * cdf_BV[:, -1:], right=True)
+        tokens_B1 = tokens_B1.clamp(max=logits_BV.shape[1] - 1)  # rows of nan end up beyond
+    return tokens_B1.squeeze(1), log_probs_BV.gather(1, tokens_B1).squeeze(1)
 
 
+@torch.no_grad()
 def sample(
     model: Any,
     requests: Sequence[Request],
     pad_id: int,
     should_abort: Callable[[], bool] = lambda: False,
-) -> list[Completion | Exception]:
-    """Continue all prompts together; their `params` must be equal.
+) -> Iterator[tuple[int, Completion | Exception]]:
+    """Continue all prompts together, and yield the place of a request and its response as it ends.
 
-    `should_abort` is asked after every token; once true, the unfinished responses come back as
-    they are, with finish "aborted". A request whose logits are not finite comes back as a
-    FloatingPointError; the others are not affected.
+    The `params` of all must be equal. `should_abort` is asked after every token; once true, the
+    unfinished responses come as they are, with finish "aborted". For a request whose logits are not
+    finite, a FloatingPointError comes; the others are not affected.
     """
     (params,) = {request.params for request in requests}
     place = model.get_input_embeddings().weight.device
-    prompts = [torch.tensor(request.prompt_ids) for request in requests]
+    asked = [tuple(request.prompt_ids) for request in requests]
+    row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(asked))}
+    prompts = [torch.tensor(prompt) for prompt in row_of]
     ids_BL, mask_BL = (
         pad_sequence(rows, batch_first=True, padding_value=padding, padding_side="left").to(place)
         for rows, padding in ((prompts, pad_id), ([torch.ones_like(ids) for ids in prompts], 0))
     )
-    max_tokens = max(request.max_tokens for request in requests)
-    draws = OwnDraws(params, [request.seed for request in requests], max_tokens)
-    # the model's own one: what is None in one that is passed comes from the model's, such as eos
-    model.generation_config = transformers.GenerationConfig(
-        do_sample=False,  # it takes the one token that OwnDraws leaves
-        max_new_tokens=max_tokens,
-        eos_token_id=sorted(params.stop_ids) or None,
-        pad_token_id=pad_id,
-        cache_implementation="static",  # a seventh of the time less than growing one
-    )
+    width, most = ids_BL.shape[1], max(request.max_tokens for request in requests)
+    mask_BL = pad(mask_BL, (0, most), value=1)
+    positions_BL = (mask_BL.cumsum(dim=1) - 1).clamp(min=0)
+    # a seventh of the time less than one that grows
+    cache = transformers.StaticCache(model.config, max_cache_len=width + most)
+    streams = [torch.Generator().manual_seed(request.seed) for request in requests]
+    uniform_RT = torch.stack([torch.rand(most, generator=each) for each in streams]).to(place)
 
-    def abort(ids_BL: Tensor, *_: Any, **__: Any) -> Tensor:
-        return torch.full((len(ids_BL),), should_abort(), device=place)
+    running = {k: Completion() for k in range(len(requests))}
+    # rows of the pass that are needed after it, and the request of each
+    kept, owners = [row_of[prompt] for prompt in asked], list(running)
+    for end in range(width, width + most):
+        logits_BV = model(
+            input_ids=ids_BL,
+            attention_mask=mask_BL[:, :end],
+            position_ids=positions_BL[:, end - ids_BL.shape[1] : end],
+            past_key_values=cache,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        if kept != list(range(len(ids_BL))):
+            rows = torch.tensor(kept, device=place)
+            cache.reorder_cache(rows)
+            mask_BL, positions_BL, logits_BV = mask_BL[rows], positions_BL[rows], logits_BV[rows]
+        tokens_B, log_probs_B = draw(params, logits_BV, uniform_RT[owners, end - width])
+        for k, token, log_prob in zip(owners, tokens_B.tolist(), log_probs_B.tolist(), strict=True):
+            if k in running and (outcome := _extend(running[k], token, log_prob, requests[k])):
+                del running[k]
+                yield k, outcome
+        kept = [row for row, k in enumerate(owners) if k in running]
+        if not kept or should_abort():
+            break
+        if len(kept) > 0.9 * len(owners):  # copying the cache would take longer
+            kept = list(range(len(owners)))
+        owners, ids_BL = [owners[row] for row in kept], tokens_B[:, None]
+    yield from running.items()
 
-    ids_BL = model.generate(
-        ids_BL, attention_mask=mask_BL, logits_processor=[draws], stopping_criteria=[abort]
-    )
-    tokens_BT = ids_BL[:, mask_BL.shape[1] :].tolist()
-    log_probs_BT = torch.stack(draws.log_probs_TB, dim=1).tolist()
-    return list(map(_completion, requests, tokens_BT, log_probs_BT))
 
-
-def _completion(
-    request: Request, tokens: list[int], log_probs: list[float]
-) -> Completion | FloatingPointError:
-    """Cut a row of the batch, which goes on until the longest response has ended."""
-    ends = (k for k, token in enumerate(tokens, 1) if token in request.params.stop_ids)
-    stop = next(ends, request.max_tokens + 1)
-    length = min(stop, request.max_tokens, len(tokens))
-    for k, log_prob in enumerate(log_probs[:length], 1):
-        if log_prob != log_prob:
-            return FloatingPointError(
-                f"the model's logits for response token {k} are not finite (nan or inf); check "
-                "the weights of the last update"
-            )
-    finish = "stop" if length == stop else "length" if length == request.max_tokens else "aborted"
-    return Completion(tokens[:length], log_probs[:length], finish)
+def _extend(
+    response: Completion, token: int, log_prob: float, request: Request
+) -> Completion | FloatingPointError | None:
+    """Return what the response has become, or None if it goes on."""
+    response.token_ids.append(token)
+    response.log_probs.append(log_prob)
+    if log_prob != log_prob:
+        return FloatingPointError(
+            f"the model's logits for response token {len(response.token_ids)} are not finite (nan "
+            "or inf); check the weights of the last update"
+        )
+    if token in request.params.stop_ids:
+        response.finish = "stop"
+    elif len(response.token_ids) == request.max_tokens:
+        response.finish = "length"
+    return None if response.finish == "aborted" else response

@@ -100,7 +100,7 @@ class Transformers:
                 for k in batch
             ]
             done = sample(self._model, requests, self._pad)
-            yield dict(zip(batch, map(self._answer, done), strict=True))
+            yield {batch[k]: self._answer(outcome) for k, outcome in done}
 
     def _answer(self, outcome: Completion | Exception) -> Answer:
         if isinstance(outcome, Exception):
