@@ -116,11 +116,11 @@ def test_nothing_happens_without_the_variable(run_python):
 
 
 ACTIVE_CODE = """
-import asyncio, os, sys, verl
+import asyncio, gc, os, sys, verl
+assert gc.get_threshold()[0] == 10_000
 from types import SimpleNamespace
 heavy = [m for m in ("verl.workers.rollout.base", "verl_gdpo.cpu.rollout") if m in sys.modules]
 assert not heavy, heavy
-
 from verl.utils.device import get_device_name, get_torch_device
 assert get_device_name() == "cpu"
 get_torch_device().empty_cache()
@@ -130,7 +130,6 @@ try:
     get_torch_device().graph_pool_handle
 except AttributeError as error:
     assert "graph_pool_handle" in str(error)
-
 import torch
 import torch.distributed as dist
 from verl.utils import distributed
@@ -139,7 +138,6 @@ os.environ.update(
 )
 distributed.initialize_global_process_group_ray()
 dist.all_reduce(torch.ones(1))
-
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from verl.utils.fsdp_utils import fsdp2_sharded_load_from_cpu, fsdp2_sharded_save_to_cpu
@@ -151,23 +149,19 @@ with torch.no_grad():
 fsdp2_sharded_load_from_cpu(layer, *kept)
 assert torch.equal(layer.weight.full_tensor(), old)
 dist.destroy_process_group()
-
 from verl.checkpoint_engine import CheckpointEngineRegistry
 assert CheckpointEngineRegistry.get("gloo").__module__ == "verl_gdpo.cpu.checkpoint_engine"
-
 from verl.workers.engine.fsdp import transformer_impl
 assert transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory is False
 from verl.workers.engine.base import EngineRegistry
 assert EngineRegistry.get_engine_cls("language_model", "fsdp2").__module__ == (
     transformer_impl.__name__)
-
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
 from verl_gdpo.cpu import rollout
 assert get_rollout_class("hf") is rollout.HFServerAdapter
 assert get_rollout_replica_class("hf") is rollout.HFReplica
-
 options = dict(name="hf", tensor_model_parallel_size=1, prompt_length=16, response_length=8)
 try:
     rollout.check_rollout_config(RolloutConfig(**options, dtype="float16"))
@@ -334,15 +328,13 @@ def test_a_response_ends_with_its_first_stop_token(model):
     assert stopped.log_probs == pytest.approx(free.log_probs[: len(cut)], abs=1e-6)
 
 
-def test_the_end_token_of_the_model_ends_nothing_by_itself(model):
-    (free,) = sample(model, requests_for([PROMPTS[0]], max_tokens=12), 0)
-    eos = model.config.eos_token_id
-    try:
-        model.config.eos_token_id = model.generation_config.eos_token_id = free.token_ids[5]
-        (again,) = sample(model, requests_for([PROMPTS[0]], max_tokens=12), 0)
-    finally:
-        model.config.eos_token_id = eos
-    assert again == free
+def test_a_prompt_is_read_once_and_what_has_ended_is_dropped(model, monkeypatch):
+    rows, forward = [], model.forward
+    counted = lambda **given: rows.append(given["input_ids"].numel()) or forward(**given)  # noqa: E731
+    monkeypatch.setattr(model, "forward", counted)
+    requests = [Request(PROMPTS[1], SamplingParams(), length, length) for length in (4, 1, 1)]
+    assert [k for k, _ in sampler.sample(model, requests, 0)] == [1, 2, 0]  # as they end
+    assert rows == [7, 3, 1, 1]
 
 
 def drawn(probs, count, **params):
@@ -672,6 +664,21 @@ def test_a_failing_batch_does_not_hang_later_requests():
 @pytest.fixture
 def started():
     return threading.Event()
+
+
+def test_a_response_comes_back_while_others_run(started):
+    def run(requests, should_abort):
+        yield 1, Completion([1], [0.0], "stop")
+        yield 0, Completion([2], [0.0], "stop" if started.wait(10) else "length")
+
+    async def use():
+        batcher = Batcher(run, max_batch=2)
+        long, short = (asyncio.create_task(batcher.submit(ONE)) for _ in range(2))
+        await short
+        started.set()
+        return await long
+
+    assert asyncio.run(use()).finish == "stop"
 
 
 @pytest.fixture

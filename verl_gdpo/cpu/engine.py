@@ -48,8 +48,7 @@ class Batcher:
         if self.max_batch < 1:
             raise ValueError(f"max_batch: got {self.max_batch}, expected at least 1")
         self._waiting: list[Waiting] = []
-        self._running: list[asyncio.Future[Completion]] = []
-        self._took_s = 0.0
+        self._running, self._took_s = list[asyncio.Future[Completion]](), 0.0
         self._worker: asyncio.Task[None] | None = None
         self._open, self._abort = asyncio.Event(), threading.Event()
         self._open.set()
@@ -133,12 +132,9 @@ class Batcher:
 
 
 def _settle(future: "asyncio.Future[Completion]", outcome: Completion | Exception) -> None:
-    if future.done():
-        return
-    if isinstance(outcome, Completion):
-        future.set_result(outcome)
-    else:
-        future.set_exception(outcome)
+    if not future.done():
+        give: Any = future.set_result if isinstance(outcome, Completion) else future.set_exception
+        give(outcome)
 
 
 @dataclass

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 # vLLM samples greedily below this temperature (vllm.sampling_params._SAMPLING_EPS).
@@ -188,15 +187,14 @@ def sample(
     asked = [tuple(request.prompt_ids) for request in requests]
     row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(asked))}
     prompts = [torch.tensor(prompt) for prompt in row_of]
-    ids_BL, mask_BL = (
-        pad_sequence(rows, batch_first=True, padding_value=padding, padding_side="left").to(place)
-        for rows, padding in ((prompts, pad_id), ([torch.ones_like(ids) for ids in prompts], 0))
-    )
+    ids_BL = pad_sequence(prompts, True, pad_id, "left").to(place)
     width, most = ids_BL.shape[1], max(request.max_tokens for request in requests)
-    mask_BL = pad(mask_BL, (0, most), value=1)
-    positions_BL = (mask_BL.cumsum(dim=1) - 1).clamp(min=0)
+    begins = torch.tensor([width - len(prompt) for prompt in prompts])
+    # in the prompt and its response, below 0 in the padding
+    positions_BL = (torch.arange(width + most) - begins[:, None]).to(place)
     # a seventh of the time less than one that grows
     cache = transformers.StaticCache(model.config, max_cache_len=width + most)
+    options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     streams = [torch.Generator().manual_seed(request.seed) for request in requests]
     uniform_RT = torch.stack([torch.rand(most, generator=each) for each in streams]).to(place)
 
@@ -204,17 +202,13 @@ def sample(
     # rows of the pass that are needed after it, and the request of each
     kept, owners = [row_of[prompt] for prompt in asked], list(running)
     for end in range(width, width + most):
-        logits_BV = model(
-            input_ids=ids_BL,
-            attention_mask=mask_BL[:, :end],
-            position_ids=positions_BL[:, end - ids_BL.shape[1] : end],
-            past_key_values=cache,
-            logits_to_keep=1,
-        ).logits[:, -1]
+        new_BL = positions_BL[:, end - ids_BL.shape[1] : end].clamp(min=0)
+        where = {"attention_mask": (positions_BL[:, :end] >= 0).long(), "position_ids": new_BL}
+        logits_BV = model(input_ids=ids_BL, **where, **options).logits[:, -1]
         if kept != list(range(len(ids_BL))):
             rows = torch.tensor(kept, device=place)
             cache.reorder_cache(rows)
-            mask_BL, positions_BL, logits_BV = mask_BL[rows], positions_BL[rows], logits_BV[rows]
+            positions_BL, logits_BV = positions_BL[rows], logits_BV[rows]
         tokens_B, log_probs_B = draw(params, logits_BV, uniform_RT[owners, end - width])
         for k, token, log_prob in zip(owners, tokens_B.tolist(), log_probs_B.tolist(), strict=True):
             if k in running and (outcome := _extend(running[k], token, log_prob, requests[k])):

@@ -95,10 +95,8 @@ class Transformers:
     def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
         """See `AnswerEngine`; the longest prompts come first, so that memory is short at once."""
         for batch in batches([len(prompt.ids) for prompt in prompts], self._max_tokens):
-            requests = [
-                Request(prompts[k].ids, self._params, self._max_tokens, prompts[k].seed)
-                for k in batch
-            ]
+            asked = [prompts[k] for k in batch]
+            requests = [Request(p.ids, self._params, self._max_tokens, p.seed) for p in asked]
             done = sample(self._model, requests, self._pad)
             yield {batch[k]: self._answer(outcome) for k, outcome in done}
 
