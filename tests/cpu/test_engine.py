@@ -8,17 +8,11 @@ import types
 
 import pytest
 import torch
+import transformers
 
 from verl_gdpo.cpu import plugin, sampler
 from verl_gdpo.cpu.engine import Batcher, Engine, load_full_state
-from verl_gdpo.cpu.sampler import (
-    Completion,
-    Request,
-    SamplingParams,
-    draw,
-    parse_max_tokens,
-    parse_sampling_params,
-)
+from verl_gdpo.cpu.sampler import Completion, Request, SamplingParams, draw
 from verl_gdpo.hooks.extend import extend_module
 from workshop.tiny_policy.model import make_tiny_model
 
@@ -37,31 +31,29 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(model_dir):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(model_dir).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(model_dir).eval()
 
 
 def requests_for(prompts, max_tokens, **params):
     return [Request(p, SamplingParams(**params), max_tokens, i) for i, p in enumerate(prompts)]
 
 
-def forward_log_probs(model, prompt, response, temperature=1.0):
-    """Log-probabilities of `response` from one unpadded forward pass without a cache.
+def check_log_probs(model, prompt, out, temperature=1.0):
+    """Check the log-probabilities by one unpadded forward pass without a cache.
 
     Where the temperature is 0, the response must have the likeliest tokens.
     """
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float()
-    assert temperature or logits.argmax(dim=-1).tolist() == response
-    table = (logits / (temperature or 1.0)).log_softmax(dim=-1)
-    return table.gather(1, torch.tensor(response)[:, None])[:, 0]
+        logits = model(torch.tensor([prompt + out.token_ids])).logits[0, len(prompt) - 1 : -1]
+    assert temperature or logits.argmax(dim=-1).tolist() == out.token_ids
+    table = (logits.float() / (temperature or 1.0)).log_softmax(dim=-1)
+    expected = table.gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(out.log_probs), expected, atol=1e-5, rtol=0)
 
 
 def make_engine(model_dir, **overrides):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    blank = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
+    config = transformers.AutoConfig.from_pretrained(model_dir)
+    blank = transformers.AutoModelForCausalLM.from_config(config)
     settings = {"prompt_length": 16, "response_length": 8, "max_model_len": 64, "max_batch": 64}
     return Engine(blank, eos_ids=[2], pad_id=0, **{**settings, **overrides})
 
@@ -116,7 +108,7 @@ def test_nothing_happens_without_the_variable(run_python):
 
 
 ACTIVE_CODE = """
-import asyncio, gc, os, sys, verl
+import asyncio, gc, os, pytest, sys, verl
 assert gc.get_threshold()[0] == 10_000
 from types import SimpleNamespace
 heavy = [m for m in ("verl.workers.rollout.base", "verl_gdpo.cpu.rollout") if m in sys.modules]
@@ -126,10 +118,8 @@ assert get_device_name() == "cpu"
 get_torch_device().empty_cache()
 free, total = get_torch_device().mem_get_info()
 assert 0 < free <= total
-try:
+with pytest.raises(AttributeError, match="graph_pool_handle"):
     get_torch_device().graph_pool_handle
-except AttributeError as error:
-    assert "graph_pool_handle" in str(error)
 import torch
 import torch.distributed as dist
 from verl.utils import distributed
@@ -163,12 +153,8 @@ from verl_gdpo.cpu import rollout
 assert get_rollout_class("hf") is rollout.HFServerAdapter
 assert get_rollout_replica_class("hf") is rollout.HFReplica
 options = dict(name="hf", tensor_model_parallel_size=1, prompt_length=16, response_length=8)
-try:
+with pytest.raises(ValueError, match="dtype=float16 .expected one of float32, fp32, bfloat16"):
     rollout.check_rollout_config(RolloutConfig(**options, dtype="float16"))
-except ValueError as error:
-    assert "dtype=float16 (expected one of float32, fp32, bfloat16)" in str(error), error
-else:
-    raise AssertionError("float16 was accepted")
 half = RolloutConfig(**options, dtype="bfloat16")
 rollout.check_rollout_config(half)
 config = RolloutConfig(**options, dtype="float32")
@@ -183,12 +169,8 @@ weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()
 async def use():
     await server.load_weights(weights, 3)
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
-    try:
+    with pytest.raises(NotImplementedError, match="image_data"):
         await server.generate([65], params, "a", image_data=["picture"])
-    except NotImplementedError as error:
-        assert "image_data" in str(error)
-    else:
-        raise AssertionError("an image was accepted")
     quiet = await server.generate([65], {**params, "logprobs": False}, "b", new_keyword=1)
     assert quiet.log_probs is None
     out = await server.generate([65, 66], {**params, "logprobs": True}, "c", image_data=None)
@@ -268,9 +250,7 @@ def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch, capsys)
 
 
 def test_tiny_tokenizer_speaks_chatml(model_dir, model):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\n1 + 1?"}]
     text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     assert text == (
@@ -299,8 +279,29 @@ def test_log_probs_equal_a_plain_forward_pass(model, temperature):
     requests = requests_for(PROMPTS, max_tokens=12, temperature=temperature)
     for prompt, out in zip(PROMPTS, sample(model, requests, 0), strict=True):
         assert (len(out.token_ids), out.finish) == (12, "length")
-        expected = forward_log_probs(model, prompt, out.token_ids, temperature)
-        assert torch.allclose(torch.tensor(out.log_probs), expected, atol=1e-5, rtol=0)
+        check_log_probs(model, prompt, out, temperature)
+
+
+def tiny(kind, **sizes):
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=128, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=8, initializer_range=0.1, pad_token_id=0, **sizes,
+    )  # fmt: skip
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+FALCON = {"d_ssm": 32, "n_heads": 4, "d_head": 8, "n_groups": 1, "d_state": 8, "chunk_size": 8}
+FALCON = {f"mamba_{name}": size for name, size in FALCON.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [("gemma2", {"sliding_window": 6}), ("falcon_h1", FALCON)]
+)
+def test_a_model_with_another_cache_keeps_its_probabilities(kind, sizes):
+    model = tiny(kind, **sizes)
+    requests = [Request(p, SamplingParams(), 4 + 5 * i, i) for i, p in enumerate(PROMPTS)]
+    for prompt, out in zip(PROMPTS, sample(model, requests, 0), strict=True):
+        check_log_probs(model, prompt, out)
 
 
 def test_batched_equals_one_by_one(model):
@@ -316,10 +317,13 @@ def test_batched_equals_one_by_one(model):
         assert alone.log_probs == pytest.approx(out.log_probs, abs=1e-5)
 
 
-def test_a_response_ends_with_its_first_stop_token(model):
+def test_a_response_ends_with_its_first_stop_token_and_no_other(model, monkeypatch):
     (free,) = sample(model, requests_for([PROMPTS[0]], max_tokens=12), 0)
     assert free.finish == "length"
     stop = free.token_ids[5]
+    for config in (model.config, model.generation_config):
+        monkeypatch.setattr(config, "eos_token_id", stop)
+    assert sample(model, requests_for([PROMPTS[0]], max_tokens=12), 0) == [free]
     cut = free.token_ids[: free.token_ids.index(stop) + 1]
     (stopped,) = sample(
         model, requests_for([PROMPTS[0]], max_tokens=12, stop_ids=frozenset({stop, 9999})), 0
@@ -411,13 +415,13 @@ def test_what_verl_sends_is_understood():
         "temperature": 1.0, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True,
         "stop": [], "max_tokens": 500, "stop_token_ids": [7], "seed": None,
     }  # fmt: skip
-    params = parse_sampling_params(raw, eos_ids=[2])
+    params = sampler.parse_sampling_params(raw, eos_ids=[2])
     assert params == SamplingParams(1.0, 0.9, -1, frozenset({2, 7}))
 
 
 def test_end_tokens():
     def stop_ids(ignore_eos=False, **raw):
-        return parse_sampling_params(raw, eos_ids=[2], ignore_eos=ignore_eos).stop_ids
+        return sampler.parse_sampling_params(raw, eos_ids=[2], ignore_eos=ignore_eos).stop_ids
 
     assert stop_ids() == {2}
     assert stop_ids(ignore_eos=True) == set()
@@ -426,7 +430,7 @@ def test_end_tokens():
 
 def test_lengths():
     def length(**raw):
-        return parse_max_tokens(raw, default=8, room=100)
+        return sampler.parse_max_tokens(raw, default=8, room=100)
 
     assert length() == length(max_tokens=None) == 8
     assert length(max_tokens=500) == 100
@@ -450,7 +454,7 @@ def test_lengths():
 )
 def test_unsupported_options_are_refused(bad, message):
     with pytest.raises(ValueError, match=message):
-        parse_sampling_params(bad, eos_ids=[2])
+        sampler.parse_sampling_params(bad, eos_ids=[2])
 
 
 # ---- engine: weights, requests, abort --------------------------------------------------------
@@ -466,8 +470,7 @@ def test_no_tokens_before_the_first_weights(model_dir, model):
 
     out = asyncio.run(use())
     assert out.global_steps == 4
-    expected = forward_log_probs(model, [65], out.token_ids)
-    assert torch.allclose(torch.tensor(out.log_probs), expected, atol=1e-5, rtol=0)
+    check_log_probs(model, [65], out)
 
 
 def test_weights_that_do_not_fit_raise_and_stop_generation(model_dir, model):
@@ -492,12 +495,8 @@ def test_weights_that_do_not_fit_raise_and_stop_generation(model_dir, model):
 
 
 def test_tied_weights_may_come_under_one_name(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    folder = make_tiny_model(
-        tmp_path / "tied", texts=TEXTS, hidden_size=32, tie_word_embeddings=True
-    )
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    folder = make_tiny_model(tmp_path / "a", texts=TEXTS, hidden_size=32, tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     state = {k: torch.ones_like(v) for k, v in model.state_dict().items() if k != "lm_head.weight"}
     load_full_state(model, state)
     assert bool((model.lm_head.weight == 1).all())

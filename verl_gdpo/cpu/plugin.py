@@ -83,7 +83,7 @@ def activate() -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":  # normalised as verl does
         return
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    # a tenth as often as usual: each time it goes over what torch and verl have made at import
+    # less often than usual: each time it goes over what torch and verl have made at import
     gc.set_threshold(10_000, 10, 10)
     extend_when_imported((*ON_CPU, *FUSED_KERNELS), refuse_verl)
     engine = "verl_gdpo.cpu.checkpoint_engine"  # registers itself

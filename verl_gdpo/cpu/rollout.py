@@ -166,12 +166,7 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
     """Lives in a worker that has weights, or gets them, and sends them to its server."""
 
     def __init__(
-        self,
-        config: Any,
-        model_config: Any,
-        device_mesh: Any,
-        replica_rank: int = -1,
-        **extra: Any,
+        self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1, **extra: Any
     ) -> None:
         super().__init__(config, model_config, device_mesh)
         # One worker per replica: check_rollout_config allows no parallelism inside a replica.

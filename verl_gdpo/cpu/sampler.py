@@ -1,7 +1,8 @@
 """Sampling from a transformers model, each response from a random stream of its own.
 
-A prompt is read once for all its responses, and a response that has ended takes no more time; in
-transformers' own `generate` it goes on until the longest has, which takes twice as long and more.
+A prompt is read once for all its responses, and once a tenth of the responses have ended they are
+dropped; in transformers' own `generate` all go on until the longest has ended, which takes twice as
+long and more.
 
 Names and defaults of the options are those that verl sends to its vLLM server (verl 0.9:
 verl.workers.rollout.vllm_rollout.vllm_async_server.vLLMHttpServer.generate), so that a config
@@ -192,8 +193,11 @@ def sample(
     begins = torch.tensor([width - len(prompt) for prompt in prompts])
     # in the prompt and its response, below 0 in the padding
     positions_BL = (torch.arange(width + most) - begins[:, None]).to(place)
-    # a seventh of the time less than one that grows
-    cache = transformers.StaticCache(model.config, max_cache_len=width + most)
+    # transformers' mark of a model that takes this cache; one that grows needs a sixth more time
+    if getattr(model, "_can_compile_fullgraph", False):
+        cache = transformers.StaticCache(model.config, max_cache_len=width + most)
+    else:
+        cache = transformers.DynamicCache(config=model.config)
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     streams = [torch.Generator().manual_seed(request.seed) for request in requests]
     uniform_RT = torch.stack([torch.rand(most, generator=each) for each in streams]).to(place)
