@@ -134,33 +134,45 @@ failed() {
 }
 pip() { "$venv/bin/python" -m pip "$@" --disable-pip-version-check 2>&1 | progress || failed; }
 install() { pip install --progress-bar off --no-compile "$@"; } # pip would compile 300 MB of Python on one core
-# also for those whose Python writes no bytecode itself; a package may hold files of another Python
+# also for those whose Python writes no bytecode itself; a package may hold files of another Python. What is left out
+# is a third of all, and nothing here imports much of it
 compile() {
-  "$venv/bin/python" -m compileall -qq -j 0 -x '/tests/|/transformers/models/' "$venv/lib" >>"$log" 2>&1 || true
+  local without='/tests/|/transformers/models/|/torch/testing/|/ray/(data|llm|rllib|serve|train|tune)/'
+  "$venv/bin/python" -m compileall -qq -j 0 -x "$without" "$venv/lib" >>"$log" 2>&1 || true
 }
 
 # what installs, and what builds the few packages without a wheel, and this one, has a hash too
 sed -nE '/^(pip|setuptools)==/,/[^\\]$/p' "${files[0]}" >"$venv/build.txt"
 # few tries, so that a missing network is noticed soon
 install --retries 1 --require-hashes --no-deps --requirement "$venv/build.txt"
-install --require-hashes --no-deps --no-build-isolation "${files[@]/#/--requirement=}"
-compile & # while torch is fetched; it holds the lock, so no other start removes what it reads
+torch=()
 if [ "$hardware" = cpu ]; then
   # PyPI's torch brings gigabytes of CUDA; PyTorch's own index has a build without CUDA
-  index=https://download.pytorch.org/whl/cpu
+  index=https://download.pytorch.org/whl/cpu torch=(torch==2.13.0)
   if "$venv/bin/python" -c "import urllib.request as u; u.urlopen('$index/torch/', timeout=5)" 2>/dev/null; then
-    install --extra-index-url "$index" torch==2.13.0
+    torch+=(--extra-index-url "$index")
   else
     say "$index is out of reach; torch comes from the default index"
-    install torch==2.13.0
   fi
+  # beside the others, so that two cores work; it ends with this script
+  "$venv/bin/python" -m pip install --progress-bar off --no-compile --no-deps "${torch[@]}" >"$log.torch" 2>&1 &
+  job=$!
+  trap 'kill "$job" 2>/dev/null || true' EXIT
+fi
+install --require-hashes --no-deps --no-build-isolation "${files[@]/#/--requirement=}"
+if [ "$hardware" = cpu ]; then
+  code=0
+  wait "$job" || code=$?
+  trap - EXIT
+  cat "$log.torch" >>"$log"
+  [ "$code" = 0 ] || failed
 fi
 if [ -n "$flash_attn" ]; then # built by verl's makers for CUDA 13 and torch 2.11
   install --extra-index-url https://verl-project.github.io/verl-wheelhouse/simple/ --only-binary flash-attn flash-attn==2.8.3
 fi
+compile & # it holds the lock, so no other start removes what it reads
+[ "$hardware" = gpu ] || install "${torch[@]}" # what PyPI's needs beside the packages that are here
 install --no-deps --no-build-isolation --editable .
-wait
-compile & # what came since
 # vLLM asks for torch under another name, and for packages of pictures and sound
 [ -n "$vllm" ] || pip check
 wait

@@ -325,9 +325,8 @@ def test_a_response_ends_with_its_first_stop_token_and_no_other(model, monkeypat
         monkeypatch.setattr(config, "eos_token_id", stop)
     assert sample(model, requests_for([PROMPTS[0]], max_tokens=12), 0) == [free]
     cut = free.token_ids[: free.token_ids.index(stop) + 1]
-    (stopped,) = sample(
-        model, requests_for([PROMPTS[0]], max_tokens=12, stop_ids=frozenset({stop, 9999})), 0
-    )
+    params = {"max_tokens": 12, "stop_ids": frozenset({stop, 9999})}
+    (stopped,) = sample(model, requests_for([PROMPTS[0]], **params), 0)
     assert (stopped.token_ids, stopped.finish) == (cut, "stop")
     assert stopped.log_probs == pytest.approx(free.log_probs[: len(cut)], abs=1e-6)
 
@@ -618,10 +617,8 @@ def test_concurrent_requests_share_a_batch_up_to_the_limit():
 
 
 def test_after_a_long_batch_late_requests_are_waited_for(monkeypatch):
-    sizes, clock = [], types.SimpleNamespace(now=0)
-    monkeypatch.setattr(
-        "verl_gdpo.cpu.engine.time", types.SimpleNamespace(monotonic=lambda: clock.now)
-    )
+    sizes, clock = [], types.SimpleNamespace(now=0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("verl_gdpo.cpu.engine.time", clock)
 
     def run(requests, should_abort):
         sizes.append(len(requests))
@@ -649,9 +646,8 @@ def test_a_failing_batch_does_not_hang_later_requests():
 
     async def use():
         batcher = Batcher(run, max_batch=4)
-        failed = await asyncio.gather(
-            *(batcher.submit(ONE) for _ in range(3)), return_exceptions=True
-        )
+        three = [batcher.submit(ONE) for _ in range(3)]
+        failed = await asyncio.gather(*three, return_exceptions=True)
         return failed, await asyncio.wait_for(batcher.submit(ONE), 10)
 
     failed, later = asyncio.run(use())
@@ -711,9 +707,8 @@ def test_abort_hands_back_and_parks_until_resume(started, first_hangs):
         batcher.resume()
         done = await asyncio.wait_for(asyncio.gather(waiting, parked), 10)
         assert [out.finish for out in done] == ["stop", "stop"]
-        return True
 
-    assert asyncio.run(use())
+    asyncio.run(use())
 
 
 def test_a_server_that_leaves_hands_all_requests_back(started, first_hangs):

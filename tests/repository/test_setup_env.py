@@ -13,19 +13,21 @@ from executable import program
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from processes import wait_for
+from processes import marked, wait_for
 from repository import REPO
 
-# notes each call with what .venv is meanwhile; waits in `pip install` while ./wait is there
+# notes each call with what .venv is meanwhile; `pip install` waits while ./wait is there, and that
+# which fetches torch beside the others while ./wait-torch is
 PYTHON = f"""#!/bin/bash
 case "$1 $2" in
   "-m venv" | "-m pip" | "-m compileall") ;;
   *) [[ $0 != */.venv-* ]] || exit 1; exec {sys.executable} "$@" ;;
 esac
 echo "begin $2 $(readlink .venv) $*" >>calls
+[[ "$*" != *"--no-deps torch"* ]] || of=-torch
 case $2 in
   venv) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
-  pip) while [ -e wait ]; do sleep .05; done; [ ! -e fail ] || {{ cat fail; exit 7; }} ;;
+  pip) while [ -e wait$of ]; do sleep .05; done; [ ! -e fail$of ] || {{ cat fail$of; exit 7; }} ;;
 esac
 echo "end $2 $(readlink .venv)" >>calls
 """
@@ -65,9 +67,8 @@ def calls(checkout):
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])
 def test_every_task_of_the_recipes_has_its_packages(hardware):
     """`run.sh math_length` asks for no extra of its own."""
-    (extras,) = re.findall(
-        rf"^{hardware} = .*verl-gdpo\[(.*?)\]", (REPO / "pyproject.toml").read_text(), re.M
-    )
+    text = (REPO / "pyproject.toml").read_text()
+    (extras,) = re.findall(rf"^{hardware} = .*verl-gdpo\[(.*?)\]", text, re.M)
     assert {"math", "plots"} <= {*extras.split(",")}
 
 
@@ -77,9 +78,10 @@ def test_made_once(checkout):
     assert venv == (checkout / ".venv").resolve() and venv.name.startswith(".venv-cpu-")
     made = calls(checkout)
     # all of it is compiled on all cores, and not by pip on one
-    installed = [k for k, line in enumerate(made) if "begin pip" in line and " install " in line]
-    assert installed and all(" --no-compile " in made[k] for k in installed)
-    assert max(k for k, line in enumerate(made) if "compileall -qq -j 0" in line) > installed[-1]
+    installs = [line for line in made if "begin pip" in line and " install " in line]
+    assert installs and all(" --no-compile " in line for line in installs)
+    before = "\n".join(made).partition("compileall -qq -j 0")[0]
+    assert before.count("end pip") == 3  # what installs, the others, and torch beside them
     assert setup(checkout, "cpu") == (0, venv, "")
     assert calls(checkout) == made
 
@@ -241,7 +243,9 @@ def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):
     asked = [line.partition(" -m pip ")[2] for line in calls(checkout) if " -m pip " in line]
     first, *rest = [line.removeprefix("install --progress-bar off --no-compile ") for line in asked]
     assert first.startswith("--retries 1 --require-hashes --no-deps --requirement .venv-cpu-")
-    assert [line.removesuffix(" --disable-pip-version-check") for line in rest] == [
+    rest = [line.removesuffix(" --disable-pip-version-check") for line in rest]
+    assert [*sorted(rest[:2]), *rest[2:]] == [
+        "--no-deps torch==2.13.0",  # beside the next
         "--require-hashes --no-deps --no-build-isolation --requirement=requirements/cpu.txt "
         "--requirement=requirements/dev.txt",
         "torch==2.13.0",
@@ -251,15 +255,16 @@ def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):
 
 
 @pytest.mark.parametrize(
-    ("printed", "said"),
+    ("call", "printed", "said"),
     [
-        ("a: NewConnectionError(b)", "does not reach a package index; set PIP_INDEX_URL or"),
-        ("ERROR: No space left on device", "No space left on device"),
-        ("first\n" + "line\n" * 20 + "ERROR: last", "ERROR: last"),
+        ("", "a: NewConnectionError(b)", "does not reach a package index; set PIP_INDEX_URL or"),
+        ("", "ERROR: No space left on device", "No space left on device"),
+        ("", "first\n" + "line\n" * 20 + "ERROR: last", "ERROR: last"),
+        ("-torch", "ERROR: no torch", "ERROR: no torch"),
     ],
 )
-def test_what_pip_prints_goes_to_a_file_and_its_end_is_shown(checkout, printed, said):
-    (checkout / "fail").write_text(printed)
+def test_what_pip_prints_goes_to_a_file_and_its_end_is_shown(checkout, call, printed, said):
+    (checkout / f"fail{call}").write_text(printed)
     code, _, errors = setup(checkout, "cpu")
     assert code == 2 and said in errors
     assert "first" not in errors  # the last 15 lines, or one line
@@ -267,6 +272,16 @@ def test_what_pip_prints_goes_to_a_file_and_its_end_is_shown(checkout, printed, 
     assert printed in log.read_text() and str(log) in errors
     if "NewConnectionError" in printed:
         assert len(errors.splitlines()) == 2  # what is made, and why not
+
+
+def test_torch_is_not_fetched_any_more_after_the_end(checkout, monkeypatch):
+    (checkout / "wait-torch").touch()
+    monkeypatch.setenv("OF_TEST", str(checkout))
+    process = start(checkout, "cpu")
+    wait_for(lambda: any("torch" in line for line in calls(checkout)))
+    process.terminate()
+    process.communicate(timeout=60)
+    wait_for(lambda: not marked("OF_TEST", str(checkout)))
 
 
 @pytest.fixture
@@ -305,10 +320,8 @@ def test_a_folder_that_cannot_be_written(checkout):
 
 
 def test_an_unknown_extra(checkout):
-    assert (
-        "usage: ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm; got 'cpu plots'"
-        in setup(checkout, "cpu", "plots")[2]
-    )
+    usage = "usage: ./setup_env.sh cpu|gpu [dev] [flash-attn], or cpu vllm; got 'cpu plots'"
+    assert usage in setup(checkout, "cpu", "plots")[2]
 
 
 def test_environments_asked_for_in_turns_are_made_once_each(checkout):
@@ -317,9 +330,8 @@ def test_environments_asked_for_in_turns_are_made_once_each(checkout):
     folders = [setup(checkout, *extras)[1] for extras in asked_for]
     assert len({*folders}) == 3 and (checkout / ".venv").resolve() == folders[2]
     asked = [line for line in calls(checkout) if "--requirement" in line]
-    assert [re.search(r"requirements/\w+.txt", line)[0] for line in asked[1::2]] == [
-        *("requirements/cpu.txt", "requirements/cpu_vllm.txt", "requirements/gpu.txt")
-    ]
+    names = [re.search(r"requirements/(\w+).txt", line)[1] for line in asked[1::2]]
+    assert names == ["cpu", "cpu_vllm", "gpu"]
     # vLLM asks for packages that are left out
     assert sum(line.startswith("begin pip") and " check" in line for line in calls(checkout)) == 2
     made = calls(checkout)
@@ -332,9 +344,7 @@ def pinned(*names):
     text = "".join((REPO / "requirements" / f"{name}.txt").read_text() for name in names)
     entries = re.findall(r"^([^#\s]\S*?)==(\S+)(?: ; (.*?))? \\\n((?:    .*\n)+)", text, re.M)
     assert len(entries) == len(re.findall(r"^\S+==", text, re.M))
-    return [
-        (name, version, marker, rest.count("sha256:")) for name, version, marker, rest in entries
-    ]
+    return [(*about, rest.count("sha256:")) for *about, rest in entries]
 
 
 @pytest.mark.parametrize("extras", [("cpu",), ("gpu",), ("cpu", "dev"), ("gpu", "dev")])
