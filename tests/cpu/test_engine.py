@@ -297,7 +297,7 @@ FALCON = {f"mamba_{name}": size for name, size in FALCON.items()}
 @pytest.mark.parametrize(
     ("kind", "sizes"), [("gemma2", {"sliding_window": 6}), ("falcon_h1", FALCON)]
 )
-def test_a_model_with_another_cache_keeps_its_probabilities(kind, sizes):
+def test_a_model_with_a_cache_of_its_own_keeps_its_probabilities(kind, sizes):
     model = tiny(kind, **sizes)
     requests = [Request(p, SamplingParams(), 4 + 5 * i, i) for i, p in enumerate(PROMPTS)]
     for prompt, out in zip(PROMPTS, sample(model, requests, 0), strict=True):

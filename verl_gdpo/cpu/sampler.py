@@ -193,11 +193,8 @@ def sample(
     begins = torch.tensor([width - len(prompt) for prompt in prompts])
     # in the prompt and its response, below 0 in the padding
     positions_BL = (torch.arange(width + most) - begins[:, None]).to(place)
-    # transformers' mark of a model that takes this cache; one that grows needs a sixth more time
-    if getattr(model, "_can_compile_fullgraph", False):
-        cache = transformers.StaticCache(model.config, max_cache_len=width + most)
-    else:
-        cache = transformers.DynamicCache(config=model.config)
+    # one of the full width takes longer, as each pass attends to all of it
+    cache = transformers.DynamicCache(config=model.config)
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     streams = [torch.Generator().manual_seed(request.seed) for request in requests]
     uniform_RT = torch.stack([torch.rand(most, generator=each) for each in streams]).to(place)
