@@ -190,7 +190,7 @@ else
   config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$data")" "${overrides[@]}")
 fi
 if [ -n "$fetch" ]; then
-  say "the model: downloaded once"
+  say "the model: a folder, or downloaded once"
   stage "$python" -W ignore -m verl_gdpo fetch "${config[@]}"
 fi
 if [ -z "$run" ]; then

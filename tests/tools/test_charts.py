@@ -88,6 +88,13 @@ def test_the_share_of_each_reward_is_a_smoothed_line():
     assert chart_named([made_arm("gdpo", {1: {"gdpo/a/mean": 1.0}})], SHARE) is None
 
 
+def test_a_reward_that_samples_lack_has_a_chart():
+    one, other = {"gdpo/a/missing": 0.0}, {"gdpo/a/missing": 0.0, "gdpo/b/missing": 0.5}
+    [line] = chart_named([made_arm("gdpo", {1: other})], "Samples without a reward").lines
+    assert (line.label, line.values, line.look) == ("b", [0.5], ARMS_LOOKS + 1)
+    assert chart_named([made_arm("gdpo", {1: one})], "Samples without a reward") is None
+
+
 def test_what_is_no_number_is_a_gap_and_breaks_no_json():
     chart = chart_named([shares_of({1: (1.0, None), 2: (0.5, 0.5), 3: (math.nan, 0.5)})], SHARE)
     a, b = as_data([chart])[0]["lines"]

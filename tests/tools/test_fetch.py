@@ -61,8 +61,8 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def fetch(model):
-    return main([*OF_RECIPES, "hardware=8gpu", f"actor_rollout_ref.model.path={model}"])
+def fetch(model, *more):
+    return main([*OF_RECIPES, "hardware=8gpu", f"actor_rollout_ref.model.path={model}", *more])
 
 
 def test_a_model_is_downloaded_once_and_without_other_frameworks(hub, capsys, tmp_path):
@@ -75,6 +75,12 @@ def test_a_model_is_downloaded_once_and_without_other_frameworks(hub, capsys, tm
     before = list(hub.downloaded)
     assert fetch("org/mine") == 0
     assert hub.downloaded == before
+
+
+def test_nothing_is_downloaded_if_a_key_is_unknown(hub):
+    with pytest.raises(SystemExit, match=r"^fetch: data\.train_batchsize=8: no such key; did"):
+        fetch("org/mine", "data.train_batchsize=8")
+    assert hub.downloaded == []
 
 
 def test_a_model_that_cannot_be_had(hub, capsys):

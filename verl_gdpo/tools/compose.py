@@ -38,14 +38,6 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
 
 
-def compose_arguments(options: argparse.Namespace) -> Any:
-    """Return the configuration of the parsed arguments; raise ValueError for refused overrides."""
-    config, refused = compose_accepted(options)
-    if refused:
-        raise ValueError("\n".join(refused))
-    return config
-
-
 def compose_accepted(options: argparse.Namespace) -> tuple[Any, list[str]]:
     """Return the configuration of the parsed arguments, and a sentence for each that is left out.
 

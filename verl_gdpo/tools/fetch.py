@@ -16,7 +16,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_gdpo.tools.compose import add_config_arguments, compose_arguments
+from verl_gdpo.tools.compose import add_config_arguments, compose_accepted
 
 # the weights once, as safetensors; no other framework's
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
@@ -31,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.gguf:
         return unpack(*options.gguf)
-    config = compose_arguments(options)
+    config, refused = compose_accepted(options)
+    if refused:
+        sys.exit("\n".join(f"fetch: {problem}" for problem in refused))
     path = str(config.actor_rollout_ref.model.path)
     if Path(path).expanduser().is_dir():
         print(Path(path).expanduser())

@@ -207,6 +207,7 @@ def _keys_without_a_reader(config: Any) -> Iterator[str]:
 def hardly_meant(config: Any) -> list[str]:
     """Remarks about what a run would do, if that is likely not meant."""
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    rest = config.data.train_batch_size % config.actor_rollout_ref.actor.ppo_mini_batch_size
     table = [
         (
             estimator in ALONE and n == 1,
@@ -216,6 +217,11 @@ def hardly_meant(config: Any) -> list[str]:
         (
             validates_only(config),
             "trainer.val_only=True: the run validates once, and trains nothing",
+        ),
+        (
+            config.trainer.get("use_v1", False) and rest != 0,
+            f"[data.train_batch_size] with [{ACTOR}.ppo_mini_batch_size]: verl fills the batch up "
+            "to whole mini-batches, with rows that teach nothing and take time",
         ),
         (
             not config.data.get("filter_overlong_prompts", False),

@@ -56,6 +56,7 @@ OF_EACH_REWARD = {
     "share": ("Share of each reward in the advantage", SMOOTHED, SHARE),
     "correlation": ("Correlation of each reward with the advantage", SMOOTHED, CORRELATION),
     "varies": ("Groups in which a reward differs", f"share of groups, {SMOOTHED}", SHARE),
+    "missing": ("Samples without a reward", f"share of samples, {SMOOTHED}", SHARE),
 }
 
 
@@ -98,7 +99,7 @@ def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
     all_sections = {
         "first": first,
         "drives": [*each("share"), *each("correlation")],
-        "dead": [*each("varies")],
+        "dead": [*each("varies"), *each("missing")],
         "more": rest,
     }
     numbers = count()
@@ -151,7 +152,9 @@ def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart
     for arm in arms:
         lines: list[Line] = []
         for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
-            lines += lines_of(arm, partial(_curve_of, read_each, name), name, look, SMOOTHED_STEPS)
+            of_one = lines_of(arm, partial(_curve_of, read_each, name), name, look, SMOOTHED_STEPS)
+            # of most runs, no sample lacks a reward
+            lines += [line for line in of_one if statistic != "missing" or any(line.values)]
         named = f"{arm.name}: {title}" if arms[1:] else title
         yield from _chart(f"gdpo/<reward>/{statistic}", named, unit, axis, lines)
 
