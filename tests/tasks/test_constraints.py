@@ -29,7 +29,7 @@ def reward(name, value, response):
         ("keyword", ["old", "Tea"], ["old tea"], ["old", "tea tea"]),
         ("keyword", ["don't"], ["I don't."], ["dont"]),
         ("sentences", [2, 2], ["A bus. C d", "Why? No!", "a bus... c."], ["a bus. ! . ?", "."]),
-        ("sentences", [1, 1], ["Dr. Lee said 'no.'", "J. Doe left"], ["He left. I came", ""]),
+        ("sentences", [1, 1], ["Dr. Lee said 'no.'", "J. of the U.S. left"], ["He left. I c", ""]),
         ("words", [2, 3], ["a well-known", "don't go"], ["a", "a b-c d"]),
         ("words", [2, 3], ["a b c."], ["a_b_c_d", "- * !"]),
         ("bullets", [2, 2], ["* a\n- b", "So:\n  * a\n * b\nend"], ["* a", "*a\n*b", "* a\n* \n"]),
@@ -45,6 +45,7 @@ def reward(name, value, response):
             [
                 *("{}", "a b", '["name", "use"]', '{"name": 1}', DEEP, f"So: {GOOD}", GOOD[:-1]),
                 *('"name use"', "1" * 9999, GOOD[:-2] + "[" + "[]," * 200 + "1]}", f"{GOOD} so"),
+                *(GOOD.replace("1", "NaN"), GOOD.replace("1", "-Infinity")),
             ],
         ),
     ],

@@ -26,7 +26,7 @@ MARKERS = ("* ", "- ")  # of an item
 FENCE = "```"
 MAX_BRACKETS = 100  # of JSON, which bounds its depth
 SENTENCE_ENDS, AROUND_SENTENCES = (".", "!", "?", "\u2026"), "\"'\u2018\u2019\u201c\u201d()[]*_"
-ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "vs", "e.g", "i.e"}
+ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "vs"}
 
 
 def count_words(text: str) -> int:
@@ -41,7 +41,8 @@ def count_words(text: str) -> int:
 def count_sentences(text: str) -> int:
     """Return the number of sentences; words behind the last full stop are one more.
 
-    A sentence has a word, and ends before white space. An abbreviation or a letter ends none.
+    A sentence has a word, and ends before white space. An abbreviation ends none, nor do letters
+    such as those of "a.m.".
 
     >>> count_sentences('Dr. A. Lee said "no." Why? ! I left')
     3
@@ -51,8 +52,8 @@ def count_sentences(text: str) -> int:
         is_open = is_open or WORD.search(piece) is not None
         core = piece.strip(AROUND_SENTENCES)
         stem = core.removesuffix(".").casefold()
-        is_short = core.endswith(".") and (len(stem) == 1 or stem in ABBREVIATIONS)
-        if is_open and core.endswith(SENTENCE_ENDS) and not is_short:
+        is_short = stem in ABBREVIATIONS or max(map(len, stem.split("."))) == 1
+        if is_open and core.endswith(SENTENCE_ENDS) and not (is_short and core.endswith(".")):
             count, is_open = count + 1, False
     return count + is_open
 
@@ -81,7 +82,7 @@ def is_json_with(text: str, keys: list[str]) -> bool:
     if body.count("{") + body.count("[") > MAX_BRACKETS:
         return False
     try:
-        content = json.loads(body)
+        content = json.loads(body, parse_constant=int)  # NaN is neither JSON nor an int
     except ValueError:
         return False
     return isinstance(content, dict) and content.keys() >= {*keys}
