@@ -151,7 +151,7 @@ if [ "$hardware" = cpu ]; then
   stage "$root/setup_env.sh" cpu "${extras[@]}" >"$answer"
   # verl reads it while Python starts, so no recipe can set it
   export VERL_PLATFORM=cpu
-  # one thread per process, because verl starts nine processes
+  # one thread per process, because verl starts nine processes; some recipes give those of Ray more
   export OMP_NUM_THREADS=1
 elif [ -z "$active" ]; then
   stage "$root/setup_env.sh" gpu "${extras[@]}" >"$answer"

@@ -437,10 +437,7 @@ def test_a_sum_that_is_not_the_weighted_one():
 
 # --- laws ----------------------------------------------------------------------------------------
 
-VALUES = st.one_of(
-    st.sampled_from([0.0, 1.0, 0.5, -3.0, 0.1 + 0.2, 0.3]),
-    st.floats(-1e6, 1e6),
-)
+VALUES = st.one_of(st.sampled_from([0.0, 1.0, 0.5, -3.0, 0.1 + 0.2, 0.3]), st.floats(-1e6, 1e6))
 
 
 SETTINGS = st.builds(
@@ -502,10 +499,7 @@ def test_contributions_add_up(batch, settings):
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=9),
-    st.floats(1e-3, 1e3),
-)
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=9), st.floats(1e-3, 1e3))
 def test_correlation_is_numpys(pairs, scale):
     x, y = np.array(pairs).T
     result = correlation(x, y)

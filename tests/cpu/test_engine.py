@@ -154,7 +154,7 @@ assert get_rollout_class("hf") is rollout.HFServerAdapter
 assert get_rollout_replica_class("hf") is rollout.HFReplica
 options = dict(name="hf", tensor_model_parallel_size=1, prompt_length=16, response_length=8)
 with pytest.raises(ValueError, match="dtype=float16 .expected one of float32, fp32, bfloat16"):
-    rollout.check_rollout_config(RolloutConfig(**options, dtype="float16"))
+    rollout.HFServerAdapter(RolloutConfig(**options, dtype="float16"), None, None, 0)
 half = RolloutConfig(**options, dtype="bfloat16")
 rollout.check_rollout_config(half)
 config = RolloutConfig(**options, dtype="float32")
@@ -244,6 +244,12 @@ def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch, capsys)
         with pytest.raises(ImportError, match=f"{symbol} .verl 0.99.0; supported: verl>=0.9"):
             extend_module(module, extensions, plugin.refuse_verl)
     assert "initialize_global_process_group_ray(timeout_second,backend)" in capsys.readouterr().err
+
+
+def test_a_model_that_takes_no_cache_is_refused():
+    config = transformers.MambaConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1)
+    with pytest.raises(NotImplementedError, match="MambaForCausalLM takes no DynamicCache"):
+        [*sampler.sample(transformers.MambaForCausalLM(config), requests_for([[3]], 2), 0)]
 
 
 # ---- tiny model ------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def reward(name, value, response):
         ),
         ("keyword", ["old", "Tea"], ["old tea"], ["old", "tea tea"]),
         ("keyword", ["don't"], ["I don't."], ["dont"]),
-        ("sentences", [2, 2], ["A bus. C d", "Why? No!", "a bus... c."], ["a bus. ! . ?", "."]),
+        ("sentences", [2, 2], ["A bus. C", "At 2.5. No!", "a bus... c."], ["a bus. ! . ?", "."]),
         ("sentences", [1, 1], ["Dr. Lee said 'no.'", "J. of the U.S. left"], ["He left. I c", ""]),
         ("words", [2, 3], ["a well-known", "don't go"], ["a", "a b-c d"]),
         ("words", [2, 3], ["a b c."], ["a_b_c_d", "- * !"]),

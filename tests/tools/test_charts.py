@@ -93,6 +93,9 @@ def test_a_reward_that_samples_lack_has_a_chart():
     [line] = chart_named([made_arm("gdpo", {1: other})], "Samples without a reward").lines
     assert (line.label, line.values, line.look) == ("b", [0.5], ARMS_LOOKS + 1)
     assert chart_named([made_arm("gdpo", {1: one})], "Samples without a reward") is None
+    # the lowest of a band may be 0
+    band = made_arm("gdpo", *[{1: {"gdpo/a/missing": x}} for x in (0.0, 0.0, 0.0, 0.5, 0.5)])
+    assert len(chart_named([band], "Samples without a reward").lines) == 3
 
 
 def test_what_is_no_number_is_a_gap_and_breaks_no_json():

@@ -369,6 +369,7 @@ def test_the_critic_is_checked_without_a_hub(plain):
 def test_what_is_allowed_but_hardly_meant(plain, data):
     added = [*custom(data, "waits"), "trainer.default_local_dir=begun", "trainer.val_only=True"]
     added += ["trainer.total_epochs=30", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
+    added += ["algorithm.rollout_correction.bypass_mode=True", "actor_rollout_ref.rollout.top_k=5"]
     save_checkpoint(Path("begun"), 29)
     code, output, _ = plain(*GRPO, *added, "actor_rollout_ref.rollout.n=1")
     assert code == 0
@@ -376,6 +377,7 @@ def test_what_is_allowed_but_hardly_meant(plain, data):
     assert "trainer.resume_mode=auto: the run goes on after step 29, from begun" in told
     assert "trainer.val_only=True: the run validates once, and trains nothing" in told
     assert "actor_rollout_ref.rollout.n=1 with adv_estimator=grpo: there is nothing to comp" in told
+    assert "actor_rollout_ref.rollout.top_k=5 with bypass_mode=True: the old probabilit" in told
     assert "data.train_batch_size=6 with actor_rollout_ref.actor.ppo_mini_batch_size=4: ver" in told
     assert plain(*GRPO, *added, "actor_rollout_ref.actor.optim.lr=0")[0] == 0  # it only validates
     added += ["trainer.val_before_train=False", "trainer.resume_mode=disable"]  # verl then trains

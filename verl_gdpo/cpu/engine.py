@@ -31,8 +31,8 @@ class Batcher:
     Each response is handed back as it comes, while `run` goes on with the others.
 
     A batch starts once no request has arrived for `quiet_s` seconds, or after `max_wait_s`. If the
-    last batch took n > 1 seconds, both are n times as long. Must be used from one event loop. Abort
-    and resume follow verl's contract for partial rollouts (verl 0.9:
+    last batch took n > 1 seconds, both are n times as long, but at most 60 times. Must be used from
+    one event loop. Abort and resume follow verl's contract for partial rollouts (verl 0.9:
     vLLMHttpServer.abort_all_requests, FullyAsyncLLMServerClient.generate): the running responses
     come back unfinished, and requests wait until `resume`.
     """
@@ -102,7 +102,7 @@ class Batcher:
             raise
 
     async def _gather_burst(self) -> None:
-        patience = max(1.0, self._took_s)  # who misses a long batch waits long for the next one
+        patience = min(max(1.0, self._took_s), 60.0)  # who misses a long batch waits long
         deadline = time.monotonic() + patience * self.max_wait_s
         counted = 0
         while counted < len(self._waiting) < self.max_batch and time.monotonic() < deadline:

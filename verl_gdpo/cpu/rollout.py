@@ -150,7 +150,6 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
     server_class: type = HFServer
 
     async def launch_servers(self) -> None:
-        check_rollout_config(self.config)
         is_actor = not (self.is_reward_model or self.is_teacher_model)
         if not is_actor or self.rollout_mode not in (RolloutMode.HYBRID, RolloutMode.STANDALONE):
             raise NotImplementedError("the rollout 'hf' is for actors, hybrid or standalone")
@@ -168,6 +167,7 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1, **extra: Any
     ) -> None:
+        check_rollout_config(config)  # verl makes this one before all servers
         super().__init__(config, model_config, device_mesh)
         # One worker per replica: check_rollout_config allows no parallelism inside a replica.
         self.replica_rank = replica_rank if replica_rank >= 0 else int(os.environ["RANK"])

@@ -205,7 +205,10 @@ def sample(
     for end in range(width, width + most):
         new_BL = positions_BL[:, end - ids_BL.shape[1] : end].clamp(min=0)
         where = {"attention_mask": (positions_BL[:, :end] >= 0).long(), "position_ids": new_BL}
-        logits_BV = model(input_ids=ids_BL, **where, **options).logits[:, -1]
+        out = model(input_ids=ids_BL, **where, **options)
+        if out.get("past_key_values") is not cache:  # it would go on without what it has read
+            raise NotImplementedError(f"{type(model).__name__} takes no DynamicCache")
+        logits_BV = out.logits[:, -1]
         if kept != list(range(len(ids_BL))):
             rows = torch.tensor(kept, device=place)
             cache.reorder_cache(rows)

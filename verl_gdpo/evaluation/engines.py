@@ -82,9 +82,8 @@ class Transformers:
     def __init__(
         self, tokens: Tokens, model: Path, max_tokens: int, temperature: float, dtype: str
     ) -> None:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        )
+        options = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+        loaded = AutoModelForCausalLM.from_pretrained(model, **options)
         self._model = loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self.prompt, self._read, self._max_tokens = tokens.prompt, tokens.answer, max_tokens
         self.positions = int(loaded.config.get_text_config().max_position_embeddings)
@@ -93,7 +92,7 @@ class Transformers:
         self._params = SamplingParams(temperature, stop_ids=stops)
 
     def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
-        """See `AnswerEngine`; the longest prompts come first, so that memory is short at once."""
+        """See `AnswerEngine`; the longest prompts come first, so that memory is short soon."""
         for batch in batches([len(prompt.ids) for prompt in prompts], self._max_tokens):
             asked = [prompts[k] for k in batch]
             requests = [Request(p.ids, self._params, self._max_tokens, p.seed) for p in asked]

@@ -42,13 +42,11 @@ def main(argv: Sequence[str]) -> int:
         print(snapshot_download(path, allow_patterns=list(PATTERNS)))
     except Exception as error:  # of the network, the hub or the disk, in many classes
         reason = " ".join(str(error).split())
-        print(
+        sys.exit(
             f"fetch: actor_rollout_ref.model.path={path} cannot be downloaded: "
             f"{type(error).__name__}: {reason}. Without a network, name the folder of a model: "
-            "actor_rollout_ref.model.path=FOLDER",
-            file=sys.stderr,
+            "actor_rollout_ref.model.path=FOLDER"
         )
-        return 1
     return 0
 
 

@@ -26,7 +26,8 @@ MARKERS = ("* ", "- ")  # of an item
 FENCE = "```"
 MAX_BRACKETS = 100  # of JSON, which bounds its depth
 SENTENCE_ENDS, AROUND_SENTENCES = (".", "!", "?", "\u2026"), "\"'\u2018\u2019\u201c\u201d()[]*_"
-ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "vs"}
+# also one character, such as the number of an item, and letters such as those of "a.m."
+ABBREVIATION = re.compile(r"mr|mrs|ms|dr|prof|st|vs|.|[^\W\d_](\.[^\W\d_])+")
 
 
 def count_words(text: str) -> int:
@@ -41,8 +42,7 @@ def count_words(text: str) -> int:
 def count_sentences(text: str) -> int:
     """Return the number of sentences; words behind the last full stop are one more.
 
-    A sentence has a word, and ends before white space. An abbreviation ends none, nor do letters
-    such as those of "a.m.".
+    A sentence has a word, and ends before white space. An abbreviation or a letter ends none.
 
     >>> count_sentences('Dr. A. Lee said "no." Why? ! I left')
     3
@@ -52,8 +52,8 @@ def count_sentences(text: str) -> int:
         is_open = is_open or WORD.search(piece) is not None
         core = piece.strip(AROUND_SENTENCES)
         stem = core.removesuffix(".").casefold()
-        is_short = stem in ABBREVIATIONS or max(map(len, stem.split("."))) == 1
-        if is_open and core.endswith(SENTENCE_ENDS) and not (is_short and core.endswith(".")):
+        is_short = core.endswith(".") and ABBREVIATION.fullmatch(stem) is not None
+        if is_open and core.endswith(SENTENCE_ENDS) and not is_short:
             count, is_open = count + 1, False
     return count + is_open
 

@@ -18,28 +18,19 @@ from verl_gdpo.hooks import verl_questions
 from verl_gdpo.tools.check import message_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOWEST: dict[str, float] = {  # of what has to be a number
-    "data.train_batch_size": 1,
-    "data.max_prompt_length": 1,
-    "data.max_response_length": 1,
-    f"{ACTOR}.optim.lr": 0,
-    f"{ACTOR}.ppo_epochs": 0,
-    f"{ACTOR}.clip_ratio": 0,
-    f"{ACTOR}.clip_ratio_low": 0,
-    f"{ACTOR}.clip_ratio_high": 0,
-    f"{ACTOR}.kl_loss_coef": 0,
-    f"{ACTOR}.ppo_mini_batch_size": 1,
-    f"{ROLLOUT}.n": 1,
-    f"{ROLLOUT}.temperature": 0,
-    f"{ROLLOUT}.val_kwargs.n": 1,
-    "reward.num_workers": 1,
-    f"{ROLLOUT}.tensor_model_parallel_size": 1,
-    f"{ROLLOUT}.data_parallel_size": 1,
-    "trainer.n_gpus_per_node": 1,
-    "trainer.nnodes": 1,
-    "trainer.total_epochs": 0,
-    "trainer.critic_warmup": 0,
-}
+LOWEST: dict[str, float] = dict.fromkeys(  # of what has to be a number
+    (
+        *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length"),
+        *(f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n", f"{ROLLOUT}.val_kwargs.n"),
+        *(f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.data_parallel_size"),
+        *("reward.num_workers", "trainer.n_gpus_per_node", "trainer.nnodes"),
+    ),
+    1,
+)
+CLIPS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+FROM_0 = [f"{ACTOR}.{key}" for key in ("optim.lr", "ppo_epochs", *CLIPS, "kl_loss_coef")]
+FROM_0 += [f"{ROLLOUT}.temperature", "trainer.total_epochs", "trainer.critic_warmup"]
+LOWEST |= dict.fromkeys(FROM_0, 0)
 # engines refuse more once the model is loaded, and a learning rate above 1 is hardly meant
 SHARES = [f"{ROLLOUT}.{key}" for key in ("top_p", "val_kwargs.top_p", "gpu_memory_utilization")]
 LOWEST |= dict.fromkeys(SHARES, 0.001)
@@ -206,11 +197,12 @@ def _keys_without_a_reader(config: Any) -> Iterator[str]:
 
 def hardly_meant(config: Any) -> list[str]:
     """Remarks about what a run would do, if that is likely not meant."""
-    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    estimator, rollout = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout
+    is_cut = rollout.top_p != 1 or rollout.top_k not in (-1, 0)
     rest = config.data.train_batch_size % config.actor_rollout_ref.actor.ppo_mini_batch_size
     table = [
         (
-            estimator in ALONE and n == 1,
+            estimator in ALONE and rollout.n == 1,
             f"[{ROLLOUT}.n] with adv_estimator={estimator}: there is nothing to compare a response "
             f"with, so {ALONE.get(estimator)}",
         ),
@@ -222,6 +214,12 @@ def hardly_meant(config: Any) -> list[str]:
             config.trainer.get("use_v1", False) and rest != 0,
             f"[data.train_batch_size] with [{ACTOR}.ppo_mini_batch_size]: verl fills the batch up "
             "to whole mini-batches, with rows that teach nothing and take time",
+        ),
+        (
+            is_cut and bool(OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")),
+            f"[{ROLLOUT}.top_p] and [{ROLLOUT}.top_k] with bypass_mode=True: the old probabilities "
+            "are those after the cut, and the policy's are not, so the first update may clip. Do "
+            "not cut, or set algorithm.rollout_correction.bypass_mode=False",
         ),
         (
             not config.data.get("filter_overlong_prompts", False),

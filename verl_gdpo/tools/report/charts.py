@@ -152,9 +152,11 @@ def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart
     for arm in arms:
         lines: list[Line] = []
         for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
-            of_one = lines_of(arm, partial(_curve_of, read_each, name), name, look, SMOOTHED_STEPS)
-            # of most runs, no sample lacks a reward
-            lines += [line for line in of_one if statistic != "missing" or any(line.values)]
+            read = partial(_curve_of, read_each, name)
+            of_one = [*lines_of(arm, read, name, look, SMOOTHED_STEPS)]
+            # in most runs, no sample lacks a reward
+            if statistic != "missing" or any(any(line.values) for line in of_one):
+                lines += of_one
         named = f"{arm.name}: {title}" if arms[1:] else title
         yield from _chart(f"gdpo/<reward>/{statistic}", named, unit, axis, lines)
 
