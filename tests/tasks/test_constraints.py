@@ -20,16 +20,12 @@ def reward(name, value, response):
 @pytest.mark.parametrize(
     ("name", "value", "met", "missed"),
     [
-        (
-            "keyword",
-            ["old"],
-            ["An OLD tree", '"old".'],
-            ["cold tree", "golden", "older", "o l d"],
-        ),
+        ("keyword", ["old"], ["An OLD tree", '"old".'], ["cold tree", "golden", "older", "o l d"]),
         ("keyword", ["old", "Tea"], ["old tea"], ["old", "tea tea"]),
         ("keyword", ["don't"], ["I don't."], ["dont"]),
-        ("sentences", [2, 2], ["A bus. C", "At 2.5. No!", "a bus... c."], ["a bus. ! . ?", "."]),
-        ("sentences", [1, 1], ["Dr. Lee said 'no.'", "J. of the U.S. left"], ["He left. I c", ""]),
+        ("sentences", [2, 2], ["A bus. C d", "Why? No!", "a bus... c."], ["a bus. ! . ?", "."]),
+        ("sentences", [1, 1], ["Dr. Lee said 'no.'", "J. Doe left"], ["He left. I came", ""]),
+        ("sentences", [1, 1], ["Go at 7 a.m. to the U.S. today"], ["It costs 2.5. No!"]),
         ("words", [2, 3], ["a well-known", "don't go"], ["a", "a b-c d"]),
         ("words", [2, 3], ["a b c."], ["a_b_c_d", "- * !"]),
         ("bullets", [2, 2], ["* a\n- b", "So:\n  * a\n * b\nend"], ["* a", "*a\n*b", "* a\n* \n"]),
