@@ -1,28 +1,20 @@
 """Long tests, and those that need something else installed: run `nox -s NAME`, or `nox` for most.
 
 Most sessions run in the environment of `setup_env.sh cpu dev`. `trl` and `wheel` install something
-else on purpose, and have one of their own. Each session names the paths that it covers, and its
-passes are noted (`tests/help/last_passes.py`).
+else on purpose, and have one of their own.
 """
 
-import functools
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import nox
 
 ROOT = Path(__file__).parent
-LAST_PASSES = "tests/help/last_passes.py"
 CPU_PINS = "requirements/cpu.txt"
 VLLM_PINS = "requirements/cpu_vllm.txt"
 BFCL_PINS = "verl_gdpo/evaluation/bfcl/requirements.txt"
@@ -36,44 +28,6 @@ HIDDEN = shutil.ignore_patterns(
     ".*", "__pycache__", "build", "data", "dist", "runs", "outputs", "*.egg-info"
 )
 OWN = "virtualenv"  # of a session that has an environment of its own
-JUNIT = ("tests", "failures", "errors", "skipped")
-
-Counts = Counter[str]  # of tests that passed, failed and were skipped
-Session = Callable[[nox.Session], Counts]
-
-
-def recorded(*covered: str) -> Callable[[Session], Callable[[nox.Session], None]]:
-    """Note each whole pass of a session that covers these paths; a folder ends in /."""
-
-    def decorate(function: Session) -> Callable[[nox.Session], None]:
-        @functools.wraps(function)
-        def run(session: nox.Session) -> None:
-            before, start = clean_commit(), time.monotonic()
-            counts = function(session)
-            seconds = round(time.monotonic() - start)
-            session.log(f"{dict(counts)} in {seconds} s")
-            if session.posargs or before is None or before != clean_commit():
-                session.log("not noted as a pass: it had arguments, or files are not committed")
-            else:
-                command = [sys.executable, LAST_PASSES, function.__name__, before, str(seconds)]
-                subprocess.run([*command, json.dumps(counts)], cwd=ROOT, check=True)
-
-        return run
-
-    return decorate
-
-
-def clean_commit() -> str | None:
-    """Return the commit, or None if a file differs from it (the file of passes may)."""
-    done = [
-        subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
-        for command in (
-            ("status", "--porcelain", "--", ".", ":!tests/slow/last_passes.json"),
-            ("rev-parse", "HEAD"),
-        )
-    ]
-    clean = all(one.returncode == 0 for one in done) and not done[0].stdout
-    return done[1].stdout.strip() if clean else None
 
 
 def shared_python() -> str:
@@ -89,18 +43,11 @@ def environment(python: str, path: str = "") -> dict[str, str]:
     return {**env, "PYTHONPATH": path} if path else env
 
 
-def tested(session: nox.Session, *arguments: str, python: str = "", path: str = "") -> Counts:
-    """Run pytest, with the shared Python or another one, and return the counts of its tests."""
+def tested(session: nox.Session, *arguments: str, python: str = "", path: str = "") -> None:
+    """Run pytest, with the shared Python or another one."""
     python = python or shared_python()
-    # not `session.create_tmp()`, which would move Ray's temporary files too
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "tests.xml"
-        command = (python, "-m", "pytest", f"--junitxml={report}", *arguments)
-        session.run(*command, env=environment(python, path), external=True)
-        suites = [*ElementTree.parse(report).getroot().iter("testsuite")]
-    all_, failures, errors, skipped = (sum(int(one.get(key, 0)) for one in suites) for key in JUNIT)
-    failed = failures + errors
-    return Counter(passed=all_ - failed - skipped, failed=failed, skipped=skipped)
+    command = (python, "-m", "pytest", *arguments)
+    session.run(*command, env=environment(python, path), external=True)
 
 
 def installed_beside(session: nox.Session, *packages: str) -> str:
@@ -161,8 +108,7 @@ def write_pins(file: str, pins: list[tuple[str, str]]) -> None:
 
 
 @nox.session
-@recorded("verl_gdpo/hooks/", "verl_gdpo/plugin.py", "tests/hooks/")
-def verl(session: nox.Session) -> Counts:
+def verl(session: nox.Session) -> None:
     """Runs our tests of verl's inside on another verl, and prints which of its names remain.
 
     It is verl 0.9.0, or the first argument, such as the folder of a checkout: what pip takes. The
@@ -174,96 +120,34 @@ def verl(session: nox.Session) -> Counts:
     session.run(*symbols, env=environment(symbols[0], path), external=True)
     # a verl without V1 fails the files that import it, and runs the others
     tests = ("--continue-on-collection-errors", "tests/hooks", "tests/test_plugin.py")
-    return tested(session, "-m", "", *tests, *arguments, path=path)
+    tested(session, "-m", "", *tests, *arguments, path=path)
 
 
 @nox.session
-@recorded(
-    "run.sh",
-    "run_demo.sh",
-    "run_tool_rl.sh",
-    "data_prep/",
-    "docker/",
-    "examples/__init__.py",
-    "examples/demonstration/",
-    "examples/wandb_workspace.py",
-    "recipes/",
-    "verl_gdpo/cpu/",
-    "verl_gdpo/evaluation/",
-    "verl_gdpo/recipes",
-    "verl_gdpo/run/",
-    "verl_gdpo/sandbox/",
-    "verl_gdpo/tasks/",
-    "verl_gdpo/tools/",
-    "verl_gdpo/hooks/",
-    "workshop/benchmarks/",
-    "workshop/experiments/advice.py",
-    "workshop/figures/",
-    "workshop/findings/",
-    "workshop/gpu_kit/",
-    "workshop/tiny_policy/",
-    "tests/slow/demonstration.py",
-    "tests/slow/trainings.py",
-    "tests/slow/mixed_tasks.py",
-    "tests/slow/merge.py",
-)
-def slow(session: nox.Session) -> Counts:
+def slow(session: nox.Session) -> None:
     """Whole trainings, and long tests that rarely fail; `bash tests/run.sh` leaves them out."""
     names = ("demonstration", "trainings", "mixed_tasks", "merge")
-    whole = tested(session, *(f"tests/slow/{name}.py" for name in names), *session.posargs)
-    return whole + tested(session, "-m", "slow", "-n", "2", *session.posargs)
+    tested(session, *(f"tests/slow/{name}.py" for name in names), *session.posargs)
+    tested(session, "-m", "slow", "-n", "2", *session.posargs)
 
 
 @nox.session
-@recorded(
-    "verl_gdpo/run/checkpoints.py",
-    "verl_gdpo/run/end_conditions.py",
-    "verl_gdpo/run/folder.py",
-    "verl_gdpo/run/launch.py",
-    "verl_gdpo/run/processes.py",
-    "verl_gdpo/run/resume.py",
-    "verl_gdpo/run/resume_rules.yaml",
-    "verl_gdpo/run/starts.py",
-    "verl_gdpo/run/tracker_logs.py",
-    "verl_gdpo/hooks/driver.py",
-    "verl_gdpo/hooks/rollout_guard.py",
-    "verl_gdpo/hooks/trainer.py",
-    "tests/slow/faults.py",
-    "tests/slow/hangs.py",
-    "tests/slow/resume.py",
-)
-def faults(session: nox.Session) -> Counts:
+def faults(session: nox.Session) -> None:
     """Runs that fail, that hang, and that are resumed; too slow for the other tests."""
     tests = ("tests/slow/faults.py", "tests/slow/hangs.py", "tests/slow/resume.py")
-    return tested(session, *tests, *session.posargs)
+    tested(session, *tests, *session.posargs)
 
 
 @nox.session
-@recorded(
-    "examples/slurm/",
-    "verl_gdpo/run/launch.py",
-    "verl_gdpo/run/processes.py",
-    "verl_gdpo/hooks/driver.py",
-    "verl_gdpo/hooks/before_training.py",
-    "verl_gdpo/hooks/rollout_guard.py",
-    "tests/slow/nodes.py",
-)
-def nodes(session: nox.Session) -> Counts:
+def nodes(session: nox.Session) -> None:
     """Trains on two Ray nodes on this machine, and lets them die; too slow for the other tests."""
-    return tested(session, "tests/slow/nodes.py", *session.posargs)
+    tested(session, "tests/slow/nodes.py", *session.posargs)
 
 
 @nox.session
-@recorded(
-    "setup_env.sh",
-    "requirements/cpu_vllm.txt",
-    "verl_gdpo/cpu/plugin.py",
-    "recipes/rollout_engine/",
-    "tests/slow/vllm.py",
-)
-def vllm(session: nox.Session) -> Counts:
+def vllm(session: nox.Session) -> None:
     """Trains with real vLLM, without a GPU, in the environment of `./setup_env.sh cpu vllm`."""
-    return tested(session, "tests/slow/vllm.py", *session.posargs)
+    tested(session, "tests/slow/vllm.py", *session.posargs)
 
 
 # asks for the second row as soon as the server is up, for a minute at most
@@ -287,14 +171,7 @@ sys.exit(None if rewards == ANSWERS[name][1] else f"{name}: got {rewards}")
 
 
 @nox.session(venv_backend=OWN)
-@recorded(
-    "examples/foreign_rewards.py",
-    "examples/nemo_gym/",
-    "examples/openenv/",
-    "examples/verifiers/",
-    "tests/help/foreign_answers.py",
-)
-def examples(session: nox.Session) -> Counts:
+def examples(session: nox.Session) -> None:
     """Runs the commands of the pages in examples/, and compares the servers with the tests' stubs.
 
     Those of verifiers and OpenEnv are real ones.
@@ -316,52 +193,29 @@ def examples(session: nox.Session) -> Counts:
         finally:
             process.terminate()
             process.wait()
-    return Counter(passed=len(names))
 
 
 @nox.session
-@recorded("verl_gdpo/cpu/", "verl_gdpo/hooks/", "tests/slow/trainers.py")
-def trainers(session: nox.Session) -> Counts:
+def trainers(session: nox.Session) -> None:
     """Whole runs: the asynchronous trainers, tools, four ranks, other losses, LoRA."""
-    return tested(session, "-s", "tests/slow/trainers.py", *session.posargs)
+    tested(session, "-s", "tests/slow/trainers.py", *session.posargs)
 
 
 @nox.session(default=False)
-@recorded(
-    "verl_gdpo/cpu/tool_rl_policy/",
-    "verl_gdpo/tasks/tool_rl/words.json",
-    "verl_gdpo/tasks/tool_rl/rows.py",
-    "verl_gdpo/tasks/tool_rl/form.py",
-    "workshop/tiny_policy/",
-    "tests/slow/shipped_policy.py",
-)
-def policy(session: nox.Session) -> Counts:
+def policy(session: nox.Session) -> None:
     """The policy in the package is what its command makes: 1,000 steps, some 4 minutes."""
-    return tested(session, "tests/slow/shipped_policy.py", *session.posargs)
+    tested(session, "tests/slow/shipped_policy.py", *session.posargs)
 
 
 @nox.session
-@recorded(
-    "verl_gdpo/evaluation/bfcl/",
-    "tests/slow/bfcl.py",
-    "tests/slow/bfcl_dialogues.py",
-)
-def bfcl(session: nox.Session) -> Counts:
+def bfcl(session: nox.Session) -> None:
     """Plays all questions of BFCL-v3 with scripted answers: right, wrong, and none."""
     files = ("tests/slow/bfcl.py", "tests/slow/bfcl_dialogues.py")
-    return tested(session, "-s", *files, *session.posargs)
+    tested(session, "-s", *files, *session.posargs)
 
 
 @nox.session(venv_backend=OWN)
-@recorded(
-    "examples/trl_gsm8k.py",
-    "verl_gdpo/algorithm/",
-    "verl_gdpo/tasks/gsm8k/score.py",
-    "verl_gdpo/trl_rewards.py",
-    "tests/slow/trl_dialect.py",
-    "tests/slow/trl_example.py",
-)
-def trl(session: nox.Session) -> Counts:
+def trl(session: nox.Session) -> None:
     """Compares us with TRL's own code, without verl; pytest does not collect these tests itself."""
     session.install("torch==2.13.0")
     session.install("-e", ".[trl]", "trl==1.16.0", "pytest>=8,<10")
@@ -370,24 +224,11 @@ def trl(session: nox.Session) -> Counts:
     options = ("-W", "ignore", "--noconftest")
     files = ("tests/slow/trl_dialect.py", "tests/slow/trl_example.py")
     python = f"{session.bin}/python"
-    return tested(session, *options, *files, *session.posargs, python=python, path=".")
+    tested(session, *options, *files, *session.posargs, python=python, path=".")
 
 
 @nox.session(default=False, venv_backend=OWN)
-@recorded(
-    "pyproject.toml",
-    "MANIFEST.in",
-    "docs/first_hour.md",
-    "verl_gdpo/__init__.py",
-    "verl_gdpo/__main__.py",
-    "verl_gdpo/atomic.py",
-    "verl_gdpo/plugin.py",
-    "verl_gdpo/py.typed",
-    "verl_gdpo/recipes",
-    "verl_gdpo/stacks.py",
-    "verl_gdpo/terminal.py",
-)
-def wheel(session: nox.Session) -> Counts:
+def wheel(session: nox.Session) -> None:
     """Installs the wheel in an empty environment, as docs/first_hour.md says, and trains there."""
     # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
     made = Path(tempfile.mkdtemp(prefix="wheel-"))
@@ -408,7 +249,6 @@ def wheel(session: nox.Session) -> Counts:
         session.run("python", "-c", model, env={"PYTHONPATH": str(ROOT / "tests" / "help")})
         session.run("bash", "-exc", commands, env=env, external=True)
     shutil.rmtree(made)
-    return Counter(passed=len(commands.splitlines()))
 
 
 STATED = r'^(?:__version__|ADDRESS) = "(.*?)"'
@@ -428,18 +268,11 @@ assert "site-packages" in str(RECIPES), RECIPES
 
 
 @nox.session(default=False, venv_backend=OWN)
-@recorded(
-    ".github/",
-    "pyproject.toml",
-    "MANIFEST.in",
-    "README.md",
-    "verl_gdpo/__init__.py",
-    "verl_gdpo/terminal.py",
-)
-def package(session: nox.Session) -> Counts:
+def package(session: nox.Session) -> None:
     """Builds in dist/ what an index gets, and runs it in empty Pythons of 3.10 to 3.12.
 
-    A Python that uv cannot find counts as skipped. The workflows that publish are checked too.
+    A Python that uv cannot find is left out, with a line. The workflows that publish are checked
+    too.
     """
     session.install("twine==7.0.0", "uv==0.13.9", "zizmor==1.32.0", "check-jsonschema==0.39.0")
     session.run("zizmor", "--offline", ".github")
@@ -458,21 +291,17 @@ def package(session: nox.Session) -> Counts:
     session.run("uv", "build", "--quiet", "--out-dir", str(dist), str(source))
     files = sorted(map(str, dist.glob("verl_gdpo-*")))
     session.run("twine", "check", "--strict", *files)
-    counts: Counts = Counter()
     for python in ("3.10", "3.11", "3.12"):
         find = ("uv", "python", "find", python)
         found = session.run(*find, success_codes=(0, 2), silent=True) or ""
         if not Path(found.strip()).is_file():
             session.log(f"Python {python} is not here, so it was not tried: {found}")
-            counts["skipped"] += 1
             continue
         empty = ("uv", "run", "--isolated", "--no-project", "--directory", str(dist))
         for file in files:
             run = (*empty, "--python", python, "--with", file)
             session.run(*run, "verl-gdpo", "--version")
             session.run(*run, "python", "-c", INSTALLED)
-            counts["passed"] += 1
-    return counts
 
 
 # in the form of mkdocs, which zensical reads; the navigation is the README's list of pages
@@ -492,8 +321,7 @@ SITE = {
 
 
 @nox.session(default=False, venv_backend=OWN)
-@recorded("docs/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-def site(session: nox.Session) -> Counts:
+def site(session: nox.Session) -> None:
     """Makes a site of the README and of all pages to which its links lead, with a search."""
     session.install("zensical==0.0.73")  # newer ones ask for a package that PyPI lacks
     folder = Path(session.create_tmp()) / "site"
@@ -522,7 +350,6 @@ def site(session: nox.Session) -> Counts:
     if built != pages:
         session.error(f"{pages} pages became {built}")
     session.log(f"open {folder / 'site' / 'index.html'}")
-    return Counter(passed=pages)
 
 
 def with_absolute_links(text: str, address: str, version: str) -> str:
@@ -535,23 +362,6 @@ def with_absolute_links(text: str, address: str, version: str) -> str:
     return re.sub(r"(!?\[[^]]*\])\((?!https?:|#)([^)]+)\)", absolute, text) if address else text
 
 
-@nox.session(default=False)
-@recorded(
-    "tests/algorithm/",
-    "tests/evaluation/",
-    "tests/help/mutants.py",
-    "tests/hooks/",
-    "tests/sandbox/",
-    "tests/run/",
-    "tests/slow/try_mutants.py",
-    "tests/tasks/",
-    "tests/tools/",
-)
-def mutants(session: nox.Session) -> Counts:
-    """Makes each fault of tests/help/mutants.py in a copy, where its test must find it."""
-    return tested(session, "tests/slow/try_mutants.py", *session.posargs)
-
-
 # a plugin of pytest: an example that fails is enough, none is made smaller or kept
 WITHOUT_SHRINKING = """
 from hypothesis import Phase, settings
@@ -561,14 +371,7 @@ settings.load_profile("mutmut")
 
 
 @nox.session(default=False)
-@recorded(
-    "verl_gdpo/algorithm/",
-    "verl_gdpo/hooks/legacy.py",
-    "verl_gdpo/hooks/replay_buffer.py",
-    "verl_gdpo/hooks/reward_manager.py",
-    "verl_gdpo/hooks/step.py",
-)
-def mutmut(session: nox.Session) -> Counts:
+def mutmut(session: nox.Session) -> None:
     """Finds changes of the code between rewards and advantages that no test notices (90 minutes).
 
     At most one change in twenty may be missed: most of these have no effect, others need a GPU or
@@ -594,7 +397,6 @@ def mutmut(session: nox.Session) -> Counts:
     session.log(f"{missed} of {found['total']} mutants were not found")
     if missed > found["total"] / 20:
         session.error(f"more than one in twenty: see `mutmut browse` in {copy}")
-    return Counter(passed=found["total"] - missed, failed=missed)
 
 
 def with_decorators_below(file: Path) -> None:

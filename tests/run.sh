@@ -39,4 +39,3 @@ echo "== the path of the base folder has ${#base} characters; the same length ag
 TMPDIR=$made OMP_NUM_THREADS=1 python -m pytest -n 2 --basetemp "$base" \
   -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true "$@"
 wait "$types"
-python tests/help/last_passes.py

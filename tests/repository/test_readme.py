@@ -4,7 +4,6 @@ import ast
 import re
 from dataclasses import fields
 
-import last_passes
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -31,7 +30,6 @@ LINKS = [
 
 def test_the_readme_is_a_page():
     text = PAGES["README.md"]
-    assert len(text.splitlines()) <= 130 and len(text.split()) <= 1000
     start = "\n".join(text.splitlines()[:25])
     assert "pip install" in start and "algorithm.adv_estimator=gdpo" in start and "![" in start
     linked = {target for page, target, _ in LINKS if page == "README.md"}
@@ -81,7 +79,6 @@ def test_the_estimator_example(capsys):
 
 def test_the_file_map_is_the_tree():
     page = PAGES["docs/how_it_works.md"]
-    assert len(page.split()) <= 900
     mapped = re.findall(r"^\| `([^`]+/)` \|", page.split("## File map")[1], re.M)
     modules = [file.split("/") for file in FILES if re.fullmatch(r"verl_gdpo/.+/.+\.py", file)]
     assert {*mapped} == {f"verl_gdpo/{parts[1]}/" for parts in modules}
@@ -223,7 +220,29 @@ def test_the_commands():
 
 def test_the_nox_sessions():
     named = re.findall(r"nox -s ([^`\n]+)`", "\n".join(PAGES.values()))
-    assert {*" ".join(named).split()} == {*last_passes.covered(REPO), "pins"}
+    assert {*" ".join(named).split()} == nox_sessions()
+
+
+def nox_sessions():
+    """The names of the functions that noxfile.py marks as sessions."""
+    defined = set()
+    for node in ast.parse((REPO / "noxfile.py").read_text()).body:
+        decorators = getattr(node, "decorator_list", [])
+        if any("nox.session" in ast.unparse(one) for one in decorators):
+            defined.add(node.name)
+    return defined
+
+
+def test_the_weekly_workflow_runs_every_session():
+    weekly = yaml.safe_load((REPO / ".github/workflows/weekly.yml").read_text())
+    matrix = weekly["jobs"]["session"]["strategy"]["matrix"]
+    assert {*matrix["session"]} == nox_sessions() - {"pins"}
+
+
+def test_actions_are_pinned_by_commit():
+    for file in (REPO / ".github" / "workflows").iterdir():
+        used = re.findall(r"uses: (.*)", file.read_text())
+        assert used and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", one) for one in used)
 
 
 def test_the_citation():

@@ -26,10 +26,9 @@ from workshop.experiments.trainer import compare, page, pictures
 # --- the pages, their pictures and the sentences of others ----------------------------------------
 
 
-@pytest.mark.parametrize(("file", "words"), [("when_gdpo_helps.md", 1200), ("evidence.md", 3200)])
-def test_a_page_is_made_from_the_data(file, words):
+@pytest.mark.parametrize("file", ["when_gdpo_helps.md", "evidence.md"])
+def test_a_page_is_made_from_the_data(file):
     assert (REPO / "docs" / file).read_text() == command.page(file)
-    assert len(command.page(file).split()) <= words
 
 
 def test_the_pictures_are_those_of_the_page(tmp_path, monkeypatch):

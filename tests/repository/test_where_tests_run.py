@@ -1,4 +1,4 @@
-"""Where the tests run: the folders of `tests/run.sh`, the table of places, and what is skipped."""
+"""Where the tests run: the folders of `tests/run.sh`, and what is skipped."""
 
 import os
 import shutil
@@ -6,7 +6,6 @@ import subprocess
 import tempfile
 
 import of_machine
-import places
 import pytest
 from executable import program
 from repository import REPO
@@ -66,18 +65,6 @@ def test_a_folder_for_temporary_files(tests_run, tmp_path):
 def test_the_length_is_drawn(tests_run):
     lengths = {len(tests_run(TESTS_BASE_LENGTH="", TMPDIR="/tmp")[1]) for _ in range(8)}
     assert len(lengths) > 2 and min(lengths) >= 20 and max(lengths) <= 120
-
-
-def test_how_a_place_ended(tmp_path):
-    log = tmp_path / "log"
-    for line, code, how in (
-        ("= 7 failed, 1963 passed in 200.03s (0:03:20) =", 1, "exit code 1 in 3 s, 7 failed, 1963"),
-        ("12 passed in 3.10s", 0, "passed in 3 s, 12 passed: "),
-        ("setup_env: no Python", 2, "exit code 2 in 3 s, no counts: "),
-        ("", "ended", "ended: too long in 3 s, no counts: "),
-    ):
-        log.write_text(f"1 passed in x\n{line}\n")
-        assert places.result(places.Place(""), code, log, 3.4).startswith(how)
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("false", pytest.skip), ("true", pytest.fail)])
