@@ -241,7 +241,7 @@ def wheel(session: nox.Session) -> None:
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.S):
         (made / name).write_text(code)
     (commands,) = re.findall(r"```bash\n(.*?)```", page, re.S)
-    commands = commands.replace("FOLDER_OF_THE_CHECKOUT", str(built)).replace("=MODEL", "=model")
+    commands = commands.replace("./verl-gdpo", str(built)).replace("=MODEL", "=model")
     env = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     with session.chdir(made):
         session.run("bash", "-exc", commands.splitlines()[0], external=True)

@@ -89,8 +89,14 @@ def needs_extra(error: ImportError) -> str:
 
 
 def install_line(extra: str) -> str:
-    """Return the command that installs us with an extra, as `ADDRESS` allows."""
-    return f"pip install '{'verl-gdpo' if ADDRESS else 'FOLDER_OF_THE_CHECKOUT'}[{extra}]'"
+    """Return the command that installs us with an extra, as `ADDRESS` allows.
+
+    A folder is written with a slash. pip takes a bare name for that of a package of the index,
+    which may be anybody's, even where a folder of that name lies beside.
+    """
+    if ADDRESS:
+        return f"pip install 'verl-gdpo[{extra}]'"
+    return f"pip install './verl-gdpo[{extra}]'"
 
 
 def let_go_of_stdout() -> None:

@@ -29,6 +29,30 @@ def test_one_constant_decides_how_the_package_is_installed():
     assert len(extras) > 2 and installs == {*map(install_line, extras)}
 
 
+def without_a_slash(text):
+    """What the lines `pip install ..` of a text install with an extra of ours, by a bare name."""
+    project = (REPO / "pyproject.toml").read_text()
+    table = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = re.findall(r"^([a-z-]+) = \[", table, re.M)
+    with_an_extra = rf"([^\s'\"`]+)\[(?:{'|'.join([*extras, 'EXTRA'])})[\w,-]*\]"
+    found = []
+    for line in text.splitlines():
+        if "pip install" in line:
+            found += [name for name in re.findall(with_an_extra, line) if "/" not in name]
+    return found
+
+
+def test_no_text_installs_our_folder_by_a_bare_name():
+    """pip takes the bare name of a folder for that of a package of the index."""
+    assert without_a_slash("pip install 'repo[verl,plots]'  # here") == ["repo"]
+    assert without_a_slash("pip install './repo[verl,plots]'") == []
+    for name in FILES - {"tests/repository/test_publishing.py"}:
+        if (REPO / name).is_file():
+            text = (REPO / name).read_text(errors="ignore")
+            assert without_a_slash(text) == [], name
+    assert bool(ADDRESS) or "/" in install_line("verl")
+
+
 def test_the_changelog_dates_the_version():
     version, date = re.search(r"^## (\S+) \((.*)\)$", PAGES["CHANGELOG.md"], re.M).groups()
     assert version == __version__ and datetime.date.fromisoformat(date)

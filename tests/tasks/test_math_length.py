@@ -220,7 +220,7 @@ def test_without_math_verify_the_message_has_the_command(monkeypatch):
     monkeypatch.setattr(math_length.importlib.util, "find_spec", lambda name: None)
     math_length._has_math_verify.cache_clear()
     try:
-        with pytest.raises(ValueError, match=r"pip install 'FOLDER_OF_THE_CHECKOUT\[math\]'"):
+        with pytest.raises(ValueError, match=r"pip install './verl-gdpo\[math\]'"):
             TASK.check_ground_truth("7")
     finally:
         math_length._has_math_verify.cache_clear()
