@@ -1,6 +1,5 @@
 """The starts of a run in its summary and report."""
 
-import json
 import re
 
 import pytest
@@ -8,6 +7,7 @@ import yaml
 from run_folder_writer import make_run
 
 from verl_gdpo.run.starts import StartManifest, ended, write
+from verl_gdpo.tools.report import main as report
 from verl_gdpo.tools.report.page import build_page
 from verl_gdpo.tools.summary import main as summary
 
@@ -53,11 +53,32 @@ def test_a_long_reason_takes_one_short_line(tmp_path, capsys):
     assert yaml.safe_load((run / "starts" / "1" / "end.yaml").read_text())["why"] == why
 
 
-def test_a_run_whose_manifest_is_damaged(tmp_path, capsys):
+DAMAGES = {
+    "cut": "time: '2026",
+    "a list": "[1]",
+    "filled by aliases": "a: &a [1, 1]\n" + "".join(f"b{i}: &b{i} [*b{i}]\n" for i in range(9)),
+}
+
+
+@pytest.mark.parametrize("file", ["start.yaml", "end.yaml"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_whose_manifest_is_damaged(tmp_path, capsys, file, damage):
     run = recorded(tmp_path / "run")
-    (run / "starts" / "1" / "start.yaml").write_text(json.dumps([1])[:-1])
-    with pytest.raises(ValueError, match=r"start\.yaml: cannot be read"):
-        build_page([run])
-    assert summary([str(run)]) == 0  # it prints what else there is
+    (run / "starts" / "1" / file).write_text(DAMAGES[damage])
+    # what else there is comes all the same
+    assert f"{file}: cannot be read" in build_page([run]).remarks[0].text
+    assert summary([str(run)]) == 0
     printed = capsys.readouterr()
-    assert "start.yaml: cannot be read" in printed.err and "\nlog " in printed.out
+    assert f"{file}: cannot be read" in printed.err and "\nlog " in printed.out
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_whose_configuration_is_damaged(tmp_path, capsys, damage):
+    run = recorded(tmp_path / "run")
+    (run / "starts" / "1" / "composed.yaml").write_text(DAMAGES[damage] + ": {")
+    assert summary([str(run)]) == 0
+    printed = capsys.readouterr()
+    assert "composed.yaml: cannot be read" in printed.err and "start 1" in printed.out
+    assert report([str(run), "--out", str(tmp_path / "page")]) == 0
+    assert "composed.yaml: cannot be read" in capsys.readouterr().err
+    assert (tmp_path / "page" / "index.html").exists()

@@ -32,6 +32,7 @@ from yaml import YAMLError
 
 from verl_gdpo.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.run.starts import COMPOSED
+from verl_gdpo.run.yaml_files import read_text
 from verl_gdpo.terminal import printable
 
 # `val-aux/<data source>/<reward>/mean@<samples>`; verl uses val-core for a reward named acc
@@ -177,9 +178,22 @@ def config_of_run(folder: Path) -> Path | None:
 
 
 def read_config(run: Path) -> Any:
-    """Return a run's configuration as a DictConfig, or None if Hydra wrote none."""
+    """Return a run's configuration as a DictConfig, or None if Hydra wrote none.
+
+    Raises:
+        ValueError: it cannot be read; the message names the file.
+    """
     file = config_of_run(run)
-    return None if file is None else OmegaConf.load(file)
+    if file is None:
+        return None
+    return _loaded(file)
+
+
+def _loaded(file: Path) -> Any:
+    try:
+        return OmegaConf.create(read_text(file))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from None
 
 
 def load_config(path: Path) -> Any:
@@ -189,10 +203,9 @@ def load_config(path: Path) -> Any:
         ValueError: there is none.
     """
     file = config_of_run(path) if path.is_dir() else path
-    try:
-        config: Any = None if file is None else OmegaConf.load(file)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"{path}: {error}") from None
+    config: Any = None
+    if file is not None:
+        config = _loaded(file)
     block = OmegaConf.select(config, "algorithm") if OmegaConf.is_dict(config) else None
     if not OmegaConf.is_dict(block):
         raise ValueError(f"{path}: no `algorithm` block; expected .hydra/config.yaml of Hydra")

@@ -24,6 +24,7 @@ import yaml
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.run import checkpoints
 from verl_gdpo.run.checkpoints import START, STARTS, manifests_of, unreadable
+from verl_gdpo.run.yaml_files import read_mapping
 
 COMPOSED, END = "composed.yaml", "end.yaml"
 TIME_LIMIT_EXIT = 124  # as of timeout(1)
@@ -163,15 +164,18 @@ def read_start(manifest: Path) -> RecordedStart:
     Raises:
         ValueError: it is damaged.
     """
-    end, loader = manifest.with_name(END), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    end = manifest.with_name(END)
     try:
-        values = yaml.load(manifest.read_text(), Loader=loader)
+        values = read_mapping(manifest)
         _ = values["configuration"]  # the last part: the file is whole
         known = {each.name for each in fields(StartManifest)}  # an older state wrote others
         start = StartManifest(**{name: values[name] for name in known & values.keys()})
-        why = yaml.load(end.read_text(), Loader=loader) if end.exists() else {}
-    except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise ValueError(unreadable(manifest, error)) from error
+    try:
+        why = read_mapping(end) if end.exists() else {}
+    except ValueError as error:
+        raise ValueError(unreadable(end, error)) from error
     return RecordedStart(manifest.parent, start, why)
 
 

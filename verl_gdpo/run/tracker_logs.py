@@ -13,6 +13,7 @@ documented.
 """
 
 import importlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.run.folder import Metrics, finite_or_nan, merged, read_config, read_metrics
+from verl_gdpo.terminal import printable
 
 SERVER = "wandb:"
 EXPECTED = (
@@ -52,15 +54,27 @@ def read_logged(source: str) -> Logged:
     if source.startswith(SERVER):
         logged = _of_server(source)
     elif path.is_file():
-        logged = Logged(path.stem, *_of_files([path]), read_config(path.parent))
+        logged = Logged(path.stem, *_of_files([path]), _config_of(path.parent))
     elif path.is_dir():
         kind, metrics = _of_folder(path)
-        logged = Logged(path.resolve().name, kind, metrics, read_config(path), path)
+        logged = Logged(path.resolve().name, kind, metrics, _config_of(path), path)
     else:
         raise ValueError(f"{path}: no such file or folder; {EXPECTED}")
     if not logged.metrics:
         raise ValueError(f"{source}: no step in it ({logged.kind}); {EXPECTED}")
     return logged
+
+
+def _config_of(folder: Path) -> Any:
+    """Return the configuration of a run; None, with a warning, if it is damaged.
+
+    The metrics of the run say what a reader came for, and are whole.
+    """
+    try:
+        return read_config(folder)
+    except ValueError as error:
+        print(f"WARNING: {printable(str(error))}", file=sys.stderr)
+        return None
 
 
 def _of_folder(folder: Path) -> tuple[str, Metrics]:

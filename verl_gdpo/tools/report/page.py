@@ -16,7 +16,7 @@ from verl_gdpo import __version__
 from verl_gdpo.algorithm.samples import RewardError
 from verl_gdpo.run.dump_reader import Scorer
 from verl_gdpo.run.findings import findings
-from verl_gdpo.run.starts import starts_of
+from verl_gdpo.run.starts import RecordedStart, starts_of
 from verl_gdpo.tools.advice import FIRST_STEPS, TITLE, Description, Evidence, describe
 from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sections
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, read_step, settings_of
@@ -93,7 +93,12 @@ def all_remarks(members: Sequence[Run], charts: Sequence[Chart]) -> list[Remark]
 
 
 def _of_run(run: Run, charts: Sequence[Chart], who: str) -> Iterator[Remark]:
-    starts = starts_of(run.folder) if run.folder.is_dir() else []
+    starts: list[RecordedStart] = []
+    if run.folder.is_dir():
+        try:
+            starts = starts_of(run.folder)
+        except ValueError as error:  # a manifest is damaged, and the metrics are not
+            yield Remark(f"{who}{error}")
     if starts and starts[-1].end.get("exit_code"):
         why = starts[-1].end.get("why")
         yield Remark(f"{who}the training stopped at step {run.last_step}: {why}")
