@@ -4,16 +4,18 @@ import os
 import sys
 import threading
 import time
+from collections import namedtuple
 from concurrent.futures import wait
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 from omegaconf import OmegaConf
 from processes import completed
 
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tools.check import dry_run, machine, others_kept_away
+from verl_gdpo.tools.check import data_files, dry_run, machine, others_kept_away
 from verl_gdpo.tools.check.dry_run import WORDS, made_up_responses
 from verl_gdpo.tools.compose import PLAIN, compose_config
 
@@ -176,3 +178,47 @@ def test_what_was_kept_is_shown_when_something_breaks(capfd):
     assert printed.out == "ours\n" and printed.err == "theirs\nof a program\n"
     print("again")
     assert capfd.readouterr().out == "again\n"
+
+
+# --- disks and large rows -------------------------------------------------------------------------
+
+
+def test_a_disk_without_room_is_refused(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "a.safetensors").write_bytes(b"x" * (3 << 20))
+    run = f"trainer.default_local_dir={tmp_path}/run/checkpoints"
+    free = {}
+    usage = namedtuple("usage", "free")
+
+    def of_disk(folder):
+        assert folder == tmp_path  # the nearest one that exists
+        return usage(free["bytes"])
+
+    monkeypatch.setattr("shutil.disk_usage", of_disk)
+
+    def problems(mebibytes, *overrides):
+        free["bytes"] = int(mebibytes * (1 << 20))
+        path = f"actor_rollout_ref.model.path={model}"
+        return machine.little_space(composed(run, path, "trainer.save_freq=5", *overrides))
+
+    (problem,) = problems(1 / 16)  # 64 KB
+    assert problem.startswith(run) and "has 0.1 MB free; expected at least 19 MB" in problem
+    assert len(problems(18.9)) == 1 and problems(19) == []
+    # adapters are small, and without checkpoints nothing is written there
+    assert problems(18.9, "actor_rollout_ref.model.lora_rank=8") == []
+    assert problems(1, "trainer.save_freq=-1") == []
+    (problem,) = problems(1, "trainer.save_freq=-1", f"trainer.rollout_data_dir={tmp_path}/dumps")
+    assert problem.startswith("trainer.rollout_data_dir=") and "for dumps" in problem
+
+
+def test_a_large_row_is_named():
+    texts = ["a"] * 1500
+    texts[1200] = "b" * ((17 << 20) + 1)
+    file = data_files.DataFile("train.parquet", pa.table({"data_source": ["s"] * 1500, "t": texts}))
+    (remark,) = data_files.large_rows("train_files", [file])
+    assert remark.startswith(
+        "data.train_files: 1 of 1500 rows have more than 16 MB, such as row 1200"
+    )
+    small = data_files.DataFile("train.parquet", file.table.slice(0, 1200))
+    assert data_files.large_rows("train_files", [small]) == []

@@ -22,6 +22,7 @@ from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
 
 MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
+LARGE_ROW = 16 << 20  # bytes; a row with a few pictures has less
 READERS = {".parquet": pa.parquet.read_table}
 LACKS = {  # what a tokenizer may lack, by whether verl can pad with its tokens
     False: "neither an eos_token nor a pad_token: name the token that ends an answer as eos_token "
@@ -168,6 +169,39 @@ def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list
                 count = f"{np.count_nonzero(flags)} of {len(texts)}"
                 remarks.append(f"data.{key}: {count} {what}, such as {file.row(first).label}")
     return remarks
+
+
+def large_rows(key: str, files: Sequence[DataFile]) -> list[str]:
+    """A remark on each file of `data.<key>` with rows of more than `LARGE_ROW` bytes.
+
+    verl copies a row for each of its responses, and sends each copy through Ray.
+    """
+    remarks = []
+    for file in files:
+        sizes = _sizes_of_large_rows(file.table)
+        if sizes:
+            largest = max(sizes, key=lambda number: sizes[number])
+            remarks.append(
+                f"data.{key}: {len(sizes)} of {file.table.num_rows} rows have more than "
+                f"{LARGE_ROW >> 20} MB, such as {file.row(largest).label} with "
+                f"{sizes[largest] / (1 << 20):,.0f} MB. verl sends a copy of its row with each "
+                "response: keep in a file of its own what no scorer needs"
+            )
+    return remarks
+
+
+def _sizes_of_large_rows(table: pa.Table) -> dict[int, int]:
+    """Return {number of the row: bytes} of the rows above `LARGE_ROW`."""
+    sizes = {}
+    first = 0
+    for batch in table.to_batches(ROWS_AT_ONCE):
+        if batch.nbytes > LARGE_ROW:
+            for number in range(batch.num_rows):
+                size = batch.slice(number, 1).nbytes
+                if size > LARGE_ROW:
+                    sizes[first + number] = size
+        first += batch.num_rows
+    return sizes
 
 
 def evenly(count: int, most: int) -> list[int]:

@@ -41,8 +41,10 @@ def look(output: Output, config: Any, options: argparse.Namespace) -> None:
 
 def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     if not options.elsewhere:
-        for ask in (machine.what_ray_refuses, machine.missing_packages, machine.missing_trackers):
-            output.refuse(ask, config)
+        output.refuse(machine.what_ray_refuses, config)
+        output.refuse(machine.missing_packages, config)
+        output.refuse(machine.missing_trackers, config)
+        output.refuse(machine.little_space, config)
         output.ask(machine.check_gpus, config)
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
     rows = sum(file.table.num_rows for file in training or [])
@@ -127,6 +129,7 @@ def _say_what_rows_lack(
         output.say(remark, is_warning=True)
     for key, of_key in files.items():
         output.warn(data_files.hardly_useful_rows, config, key, of_key)
+        output.warn(data_files.large_rows, key, of_key)
         if lengths:
             output.warn(data_files.long_prompts, config, key, of_key, lengths)
 

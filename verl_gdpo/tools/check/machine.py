@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -18,6 +19,13 @@ from verl_gdpo.hooks.verl_questions import VERSION, import_parts, trains_critic
 from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 
+MEGABYTE = 1 << 20
+LEAST_SPACE = 16 * MEGABYTE
+WRITTEN = {
+    "run_dir": "logs and dumps",
+    "trainer.rollout_data_dir": "dumps",
+    "trainer.default_local_dir": "one checkpoint with the policy's weights",
+}
 LONGEST_SOCKET = 107  # bytes of a path, of Linux
 # what Ray 2.60 puts after its folder
 SESSION = "/session_2026-01-01_00-00-00_000000_{}/sockets/plasma_store"
@@ -67,6 +75,52 @@ def what_ray_refuses(config: Any) -> list[str]:
             "folder"
         )
     return problems
+
+
+def little_space(config: Any) -> list[str]:
+    """A sentence for each folder of the run whose disk is too small for what verl writes there.
+
+    Only what is certain is refused: `LEAST_SPACE` for logs and dumps, and for a checkpoint the
+    bytes of the model's own weights, of which verl saves at least one copy.
+    """
+    trainer = config.trainer
+    folders = {"run_dir": config.get("run_dir")}
+    folders["trainer.rollout_data_dir"] = trainer.get("rollout_data_dir")
+    if trainer.save_freq > 0:
+        folders["trainer.default_local_dir"] = trainer.default_local_dir
+    problems = []
+    for key, folder in folders.items():
+        if not folder:
+            continue
+        needed = LEAST_SPACE
+        if key == "trainer.default_local_dir":
+            needed += _bytes_of_weights(config)
+        free = shutil.disk_usage(_existing(Path(str(folder)))).free
+        if free < needed:
+            problems.append(
+                f"{key}={folder}: its disk has {free / MEGABYTE:,.1f} MB free; expected at least "
+                f"{needed / MEGABYTE:,.0f} MB, for {WRITTEN[key]}. Make room, or name another "
+                "folder"
+            )
+    return problems
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    folder = folder.expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _bytes_of_weights(config: Any) -> int:
+    """Return the size of the policy's weights; 0 for a hub's model and for adapters alone."""
+    model = config.actor_rollout_ref.model
+    if model.get("lora_rank") or model.get("lora_adapter_path"):
+        return 0
+    folder = Path(str(model.path)).expanduser()
+    sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
+    return sum(sizes)
 
 
 def check_gpus(config: Any) -> None:
