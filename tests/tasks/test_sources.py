@@ -25,6 +25,7 @@ from repository import REPO
 
 from verl_gdpo import atomic
 from verl_gdpo.tasks import TASKS, preparation
+from verl_gdpo.tasks.math_length import rows as math_length
 from verl_gdpo.tasks.preparation import DataError, LeftOut, loading, local_files, parquet, schema
 from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
 from verl_gdpo.tasks.tool_rl import rows as tool_rl
@@ -840,11 +841,50 @@ def test_long_work_shows_progress_on_stderr(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(preparation, "SECONDS_BETWEEN_LINES", 0.0)
     path = write_json(tmp_path / "a.json", items(3))
     _, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
-    assert f"reading {path}: 2 of 3 rows\n" in errors
-    assert "comparing prompts: 2 of 3 rows\n" in errors
-    assert f"checking {tmp_path / 'out' / 'train.parquet'}: 2 of 3 rows\n" in errors
+    assert f"reading {path}: 2 of 3 rows, about 0 s left\n" in errors
+    assert "comparing prompts: 2 of 3 rows, about 0 s left\n" in errors
+    assert f"checking {tmp_path / 'out' / 'train.parquet'}: 2 of 3 rows, about 0 s left\n" in errors
     assert f"writing {tmp_path / 'out' / 'train.parquet'}: 0 of 3 rows\n" in errors
     assert "checking" not in output
+
+
+def test_progress_says_how_much_time_is_left_and_becomes_rarer(capsys, monkeypatch):
+    clock = iter([0.0, *map(float, range(1, 10_000))])  # a second an item
+    monkeypatch.setattr(preparation.time, "monotonic", lambda: next(clock))
+    items = (number for number in range(1000))
+    assert len([*preparation.progress(items, "trying", total=1000)]) == 1000
+    lines = capsys.readouterr().err.splitlines()
+    # the first item is taken after a second; after 2 s, one of 1,000 is done
+    assert lines[0] == "trying: 1 of 1,000 rows, about 33 min left"
+    # 2, 4, 6, 8, and then a quarter more each time up to 1,000: ln(125) / ln(1.25) = 21.6
+    assert 22 <= len(lines) <= 28
+    assert lines[-1].endswith(" s left")
+
+
+def test_rows_of_other_options_are_replaced_with_a_line(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(capsys, "--out", out, "--synthetic", 5)[0] == 0
+    assert "replaces" not in run(capsys, "--out", out, "--synthetic", 5)[2]
+    code, _, errors = run(capsys, "--out", out, "--synthetic", 6)
+    assert code == 0
+    assert f"{out}: replaces what `verl-gdpo data tool_rl --synthetic 5` made\n" in errors
+
+
+def test_what_a_scorer_needs_is_asked_for_before_the_rows(tmp_path, capsys, monkeypatch):
+    path = write_json(tmp_path / "a.json", [{"problem": "1 + 1", "answer": "2"}] * 3)
+
+    def no_library(**options):
+        raise OSError("the task math_length needs math-verify")
+
+    sources = replace(
+        math_length.SOURCES, task=replace(math_length.SOURCES.task, missing=no_library)
+    )
+    monkeypatch.setattr(math_length, "SOURCES", sources)
+    given = ("--out", tmp_path / "out", "--from", path, "--test", path)
+    for arguments in (given, (*given[:2], "--synthetic", 5)):
+        code, output, errors = run(capsys, *arguments, task="math_length")
+        assert (code, output) == (1, "")
+        assert errors.splitlines() == ["data_prep: error: the task math_length needs math-verify"]
 
 
 def test_the_module_runs_without_verl_or_torch(tmp_path):

@@ -53,13 +53,11 @@ def prepare(args: argparse.Namespace) -> None:
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
     command_options = as_typed(options)
-    if (
-        args.keep_others
-        and (made := recorded_options(paths)) is not None
-        and made != command_options
-    ):
-        command = f"verl-gdpo data {task.name} {made}".strip()
-        print(f"{args.out}: kept as `{command}` made it; delete it for other rows")
+    made = recorded_options(paths)
+    is_of_others = made is not None and made != command_options
+    others_command = f"verl-gdpo data {task.name} {made}".strip()
+    if is_of_others and args.keep_others:
+        print(f"{args.out}: kept as `{others_command}` made it; delete it for other rows")
         return
     if not args.force:
         refuse_to_replace(paths)
@@ -67,6 +65,8 @@ def prepare(args: argparse.Namespace) -> None:
     shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
     write_parquets(files, made_from(task, options), command_options)
+    if is_of_others:
+        print(f"{args.out}: replaces what `{others_command}` made", file=sys.stderr)
     print(table(splits, shared))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")

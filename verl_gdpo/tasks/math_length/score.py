@@ -97,11 +97,10 @@ def bounds(*, limit_tokens: int = LIMIT_TOKENS) -> dict[str, tuple[float, float]
 
 def _check(ground_truth: str, limit_tokens: int) -> None:
     """What can be seen without math-verify, so that every row can be checked before training."""
-    if not _has_math_verify():
-        raise ValueError(
-            "the task math_length needs math-verify, which is not installed: "
-            f"{install_line('math')} on every node"
-        )
+    try:
+        missing()
+    except OSError as error:
+        raise ValueError(str(error)) from None
     if limit_tokens < 1:
         raise ValueError(f"math_length limit_tokens: got {limit_tokens}; expected at least 1")
     text = ground_truth if isinstance(ground_truth, str) else ""
@@ -147,6 +146,16 @@ def without_marks(text: str) -> str:
 def has_split_number(text: str) -> bool:
     """Whether numbers stand side by side that may be one, two, or a factor each: `12 34`."""
     return any(match["numbers"] for match in SIDE_BY_SIDE.finditer(joined(text)))
+
+
+def missing(**_options: object) -> tuple[str, ...]:
+    """Return nothing; raise OSError where math-verify is not installed."""
+    if not _has_math_verify():
+        raise OSError(
+            "the task math_length needs math-verify, which is not installed: "
+            f"{install_line('math')} on every node"
+        )
+    return ()
 
 
 @cache
@@ -220,6 +229,7 @@ TASK = Task(
     rows="verl_gdpo.tasks.math_length.rows",
     main_reward="correctness",
     good_response=_good_response,
+    missing=missing,
     system_prompt=None,  # the reasoning models want none; `INSTRUCTION` follows the problem
     evaluation=Evaluation(
         {

@@ -24,12 +24,36 @@ class LeftOut(Exception):
     """A row, or a test of one, is left out. The message says why, for the report."""
 
 
-def progress(items: Iterable[T], what: str) -> Iterator[T]:
-    """Yield the items; print a line on stderr every few seconds, and nothing for short work."""
-    of_total = f" of {len(items):,}" if isinstance(items, Sized) else ""
-    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """Yield the items; print a line on stderr every few seconds, and nothing for short work.
+
+    Lines become rarer: the next one comes when a quarter more of the time has passed.
+
+    Args:
+        items: of the work, in their order.
+        what: the work, such as "reading a.json".
+        total: how many items there are, where `len(items)` cannot say it.
+    """
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    start = time.monotonic()
+    next_line_at = start + SECONDS_BETWEEN_LINES
     for done, item in enumerate(items):
-        if time.monotonic() >= next_line_at:
-            print(f"{what}: {done:,}{of_total} rows", file=sys.stderr, flush=True)
-            next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+        now = time.monotonic()
+        if now >= next_line_at:
+            print(f"{what}: {_how_far(done, total, now - start)}", file=sys.stderr, flush=True)
+            next_line_at = now + max(SECONDS_BETWEEN_LINES, (now - start) / 4)
         yield item
+
+
+def _how_far(done: int, total: int | None, seconds: float) -> str:
+    """Return such as "30 of 90 rows, about 20 s left"."""
+    if total is None:
+        return f"{done:,} rows"
+    text = f"{done:,} of {total:,} rows"
+    if done == 0:
+        return text
+    left = seconds / done * (total - done)
+    if left < 100:
+        return f"{text}, about {left:.0f} s left"
+    return f"{text}, about {left / 60:.0f} min left"

@@ -71,6 +71,7 @@ def load(sources: Sources, args: argparse.Namespace) -> Splits:
     if sources.made_rows and args.source is None:
         arguments["synthetic"] = args.synthetic or sources.made_rows
     _refuse_stray_options(arguments)
+    _require_scorer(sources)
     if args.source is not None:
         return _from_files(_with_options(sources, arguments), args.source, args.test)
     if arguments.get("synthetic") is not None:
@@ -90,6 +91,19 @@ def _refuse_stray_options(arguments: Mapping[str, Any]) -> None:
         if arguments.get(name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} does not go with this source of rows; see --help")
+
+
+def _require_scorer(sources: Sources) -> None:
+    """Raise DataError if this machine cannot score the task, before each row is blamed for it.
+
+    A task that runs programs says so itself, at the first row with a program.
+    """
+    if sources.task.programs is not None:
+        return
+    try:
+        sources.task.missing()
+    except OSError as error:
+        raise DataError(str(error)) from error
 
 
 def _with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:

@@ -101,7 +101,8 @@ def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
 
         numbers, rows = _found(enumerate(progress(items, f"reading {path}")), path, made, notes)
         if sources.mend is not None:
-            numbers, rows = _mended(zip(numbers, rows, strict=True), path, sources.mend, notes)
+            found = zip(numbers, rows, strict=True)
+            numbers, rows = _mended(found, len(rows), path, sources.mend, notes)
         kept = np.ones(len(rows), bool)
         for what, places in repetitions(rows, sources.task).items():
             notes[f"left out ({what})"] = [numbers[place] for place in sorted(places)]
@@ -138,9 +139,9 @@ def _found(
 
 
 def _mended(
-    items: Iterator[tuple[int, Row]], path: Path, mend: Mend, notes: Notes
+    items: Iterator[tuple[int, Row]], count: int, path: Path, mend: Mend, notes: Notes
 ) -> tuple[Sequence[int], PackedRows]:
-    """The rows with the ground truths that `mend` makes of theirs."""
+    """The `count` rows with the ground truths that `mend` makes of theirs."""
 
     def start(item: tuple[int, Row]) -> tuple[int, tuple[Row, Future[tuple[str, str]]]]:
         number, row = item
@@ -160,7 +161,8 @@ def _mended(
     try:
         # in parts, because a pool holds all that waits
         parts = iter(lambda: [*map(start, islice(items, ROWS_AT_ONCE))], [])
-        tried = progress(chain.from_iterable(parts), f"trying the answers of {path}")
+        what = f"trying the answers of {path}"
+        tried = progress(chain.from_iterable(parts), what, total=count)
         return _found(tried, path, mended, notes)
     finally:
         pool.shutdown(cancel_futures=True)
