@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_gdpo.evaluation import ScoreColumn
-from verl_gdpo.evaluation.results import QuestionScores, numbers
+from verl_gdpo.evaluation.results import QuestionScores, _shown, numbers
 
 
 def problems(category, *values):
@@ -60,10 +60,10 @@ def test_the_interval_of_a_share_is_that_of_the_normal_law():
 
 
 def test_problems_are_drawn_within_each_category():
-    # all of a are right and none of b: drawn from both at once, the share of a would vary
-    made = [*problems("a", 1, 1, 1), *problems("b", 0, 0, 0)]
+    # all of a score 0.9 and all of b 0.1: drawn from both at once, the share of a would vary
+    made = [*problems("a", 0.9, 0.9, 0.9), *problems("b", 0.1, 0.1, 0.1)]
     number = only(ScoreColumn("all", parts=(leaf("a"), leaf("b")), by_questions=True), made)
-    assert number.interval == (0.5, 0.5)
+    assert number.value == pytest.approx(0.5) and number.interval is None
 
 
 def test_the_intervals_of_differences_are_paired_by_problem():
@@ -74,6 +74,31 @@ def test_the_intervals_of_differences_are_paired_by_problem():
     (number,) = numbers(lambda _: [leaf("a")], after, less=before)
     assert number.value == pytest.approx(0.1)
     assert number.interval == pytest.approx((0.1, 0.1))
+
+
+def test_eight_wrong_answers_are_no_certainty():
+    # Wilson: 0 of 8 is 0 to 1.96**2 / (8 + 1.96**2) = 3.8415 / 11.8415
+    low, high = only(leaf("a"), problems("a", *[0] * 8)).interval
+    assert low == 0.0 and high == pytest.approx(0.32441, abs=1e-5)
+    # the mean of two categories, each with half of the width: 0.5 +- sqrt(2) * 0.5 * 0.32441
+    both = [*problems("a", *[0] * 8), *problems("b", *[1] * 8)]
+    low, high = only(ScoreColumn("mean", parts=(leaf("a"), leaf("b"))), both).interval
+    assert low == pytest.approx(0.5 - 0.5 * 0.32441, abs=1e-5)
+    assert high == pytest.approx(0.5 + 0.5 * 0.32441, abs=1e-5)
+
+
+def test_scores_that_are_all_the_same_and_no_shares_have_no_interval():
+    number = only(leaf("a"), problems("a", *[-3] * 8))
+    assert (number.value, number.interval) == (-3, None)
+    assert _shown(number, False) == ("-3.000", "-")
+
+
+def test_a_difference_of_eight_right_and_wrong_answers_has_a_width():
+    wrong, right = problems("a", *[0] * 8), problems("a", *[1] * 8)
+    (number,) = numbers(lambda _: [leaf("a")], wrong, less=wrong)
+    assert number.value == 0 and number.interval[0] < -0.3 and number.interval[1] > 0.3
+    (number,) = numbers(lambda _: [leaf("a")], right, less=wrong)
+    assert number.value == 1 and 0.5 < number.interval[0] < 0.6 and number.interval[1] == 1
 
 
 def test_the_same_seed_gives_the_same_intervals():

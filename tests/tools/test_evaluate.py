@@ -58,7 +58,7 @@ def test_a_scripted_policy_gets_its_table(run, tmp_path, capsys):
         "              value    95 % interval  questions",
         "-----------  ------  ---------------  ---------",
         "correctness  -1.500  -3.000 to 1.500          4",
-        "format        0.250   0.000 to 0.750          4",
+        "format        0.250   0.046 to 0.699          4",
         "",
         "pass@1 at temperature 0, of one policy: another training seed can end elsewhere.",
         "answers: 4, 0 of them cut at 50 tokens; 0 of 4 dialogues wrong because a prompt was "

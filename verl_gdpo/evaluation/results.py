@@ -16,6 +16,7 @@ import numpy.typing as npt
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.evaluation import Benchmark, ScoreColumn, Scores
 from verl_gdpo.evaluation.dialogues import Dialogue
+from verl_gdpo.evaluation.proportions import Estimate, paired_difference, weighted_sum, wilson
 from verl_gdpo.terminal import printable, render
 
 Floats = npt.NDArray[np.float64]
@@ -49,7 +50,8 @@ class QuestionScores:
 class Number:
     """A number of the table, with an indented name if it is part of one above.
 
-    `value` is None if a part of it was not run.
+    `value` is None if a part of it was not run, `interval` also if all questions score alike and
+    are neither right nor wrong.
     """
 
     name: str
@@ -126,10 +128,68 @@ def numbers(
             values = values - draws.values(column, less)
         value, interval = None, None
         if not np.isnan(values[0]):
-            low, high = np.nanpercentile(values[1:], PERCENTILES)
-            value, interval = float(values[0]), (float(low), float(high))
+            value = float(values[0])
+            interval = _interval(column, draws, values[1:], problems, less)
         made.append(Number("  " * depth + column.name, value, interval, draws.size(column)))
     return made
+
+
+def _interval(
+    column: ScoreColumn,
+    draws: Draws,
+    drawn: Floats,
+    problems: Sequence[QuestionScores],
+    less: Sequence[QuestionScores] | None,
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of a column; None where the questions say nothing about it.
+
+    Shares of right answers have the intervals of `proportions.py`, which hold for few questions.
+    Other scores have those of the drawn sets. These have no width where all questions score alike.
+    """
+    share = _share(column, draws, problems, less)
+    if share is not None:
+        return share.low, share.high
+    low, high = np.nanpercentile(drawn, PERCENTILES)
+    if low == high and less is None:
+        return None
+    return float(low), float(high)
+
+
+def _share(
+    column: ScoreColumn,
+    draws: Draws,
+    problems: Sequence[QuestionScores],
+    less: Sequence[QuestionScores] | None,
+) -> Estimate | None:
+    """Return a column of questions that are right or wrong; None if one is anything between."""
+    if column.parts:
+        estimates, sizes = [], []
+        for part in column.parts:
+            estimate = _share(part, draws, problems, less)
+            if estimate is None:
+                return None
+            estimates.append(estimate)
+            sizes.append(draws.size(part) if column.by_questions else 1)
+        return weighted_sum(estimates, [size / sum(sizes) for size in sizes])
+    places = draws.places[column.category]
+    rights = _rights(column, [problems[k] for k in places])
+    if rights is None:
+        return None
+    if less is None:
+        return wilson(round(rights.sum()), len(rights))
+    earlier = _rights(column, [less[k] for k in places])
+    return None if earlier is None else paired_difference(earlier, rights)
+
+
+def _rights(column: ScoreColumn, problems: Sequence[QuestionScores]) -> Floats | None:
+    """Return 0 or 1 for each question; None if a score is another, or is not there."""
+    rights = []
+    for problem in problems:
+        value, count = problem.share(column)
+        if count != 1 or value not in (0, 1):
+            return None
+        rights.append(float(value))
+    return np.array(rights)
 
 
 def write(
@@ -232,12 +292,18 @@ def table(result: Mapping[str, Any], percent: bool) -> str:
 
 
 def _shown(number: Number, percent: bool) -> tuple[str, str]:
-    """A number and its interval as a table has them; "-" was not run."""
-    if number.value is None or number.interval is None:
+    """A number and its interval as a table has them; "-" is not known."""
+    if number.value is None:
         return "-", "-"
-    values = (number.value, *number.interval)
-    value, low, high = (f"{100 * one:.2f}" if percent else f"{one:.3f}" for one in values)
-    return value, f"{low} to {high}"
+    value = _as_text(number.value, percent)
+    if number.interval is None:
+        return value, "-"
+    low, high = number.interval
+    return value, f"{_as_text(low, percent)} to {_as_text(high, percent)}"
+
+
+def _as_text(value: float, percent: bool) -> str:
+    return f"{100 * value:.2f}" if percent else f"{value:.3f}"
 
 
 def compare(benchmarks: Mapping[str, Benchmark], paths: Sequence[Path]) -> str:
