@@ -131,13 +131,18 @@ def keepers_of(process):
 
 
 def test_a_run_whose_keeper_is_killed_ends(tmp_path):
-    process = start(tmp_path, stderr=subprocess.PIPE)
+    temporary, run = tmp_path / "temporary", tmp_path / "run"
+    others = temporary / "vg_1_of_another"
+    others.mkdir(parents=True)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = start(run, stderr=subprocess.PIPE, env=environment)
     (keeper,) = keepers_of(process)
-    assert len(children_of(tmp_path)) == 3
+    assert len(children_of(run)) == 3 and len([*temporary.iterdir()]) == 2
     keeper.kill()
     errors = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 137 and "was ended by SIGKILL" in errors
-    assert not children_of(tmp_path)
+    assert not children_of(run)
+    assert [*temporary.iterdir()] == [others]
 
 
 def test_the_driver_dies_with_launcher_and_keeper(tmp_path):

@@ -119,6 +119,8 @@ def _run(
             processes.end(ends.started)
         except RuntimeError as error:  # why the run ended is worth more
             progress.say(str(error))
+        for keeper in keepers:
+            processes.remove_temporary(keeper.pid)
 
 
 def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: EndConditions) -> RunEnd:

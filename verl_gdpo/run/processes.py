@@ -8,8 +8,9 @@ environments. When the command ends, or the keeper's input closes, which SIGKILL
 does too, it ends them all, and removes their shared memory and their folder for temporary files. It
 removes the folder of Ray's session too, except after a failure, whose reason Ray's logs may have.
 
-The launcher is a subreaper too: it ends what is left if the keeper itself gets SIGKILL. If both do,
-the driver gets SIGKILL from Linux, and Ray ends its own processes.
+The launcher is a subreaper too: if the keeper itself gets SIGKILL, it ends what is left, and removes
+the folder for temporary files. If both do, the driver gets SIGKILL from Linux, and Ray ends its own
+processes.
 """
 
 import contextlib
@@ -77,7 +78,9 @@ def main() -> int:
     since, segments = time.strftime(SESSION_TIME), set[Path]()
     with (
         adopting() as started,
-        tempfile.TemporaryDirectory(prefix="vg_", ignore_cleanup_errors=True) as temporary,
+        tempfile.TemporaryDirectory(
+            prefix=_prefix_of(os.getpid()), ignore_cleanup_errors=True
+        ) as temporary,
     ):
         os.environ["TMPDIR"] = temporary  # for what nobody removes, such as the sockets of vLLM
         # in its own session, whose signals do not reach the keeper
@@ -99,6 +102,21 @@ def main() -> int:
         remove_session(driver.pid, since)
     code = driver.returncode or 0  # nobody asks for that of one that had to be killed
     return code if code >= 0 else 128 - code
+
+
+def _prefix_of(keeper: int) -> str:
+    """Return how the name of a keeper's folder for temporary files begins."""
+    return f"vg_{keeper}_"
+
+
+def remove_temporary(keeper: int) -> None:
+    """Remove the folder for temporary files of a keeper that was killed before it could.
+
+    Args:
+        keeper: the process id of a keeper that this process has started, and that has ended.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_prefix_of(keeper)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_session(driver: int, since: str) -> None:
