@@ -13,11 +13,13 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from pathlib import Path
 from unittest import mock
 
 import pandas as pd
+import psutil
 import pytest
 from hostile_programs import DRIVER, PROGRAMS
 from of_machine import confinement_of
@@ -170,6 +172,76 @@ def test_without_the_lock_they_do_harm():
     tried = [unlocked(), *([as_nobody(unlocked)] if os.getuid() == 0 else [])]
     held = {p for p in PROGRAMS if all("held" in outcomes[p].output for outcomes in tried)}
     assert {p.name for p in held if not p.needs_rights} == set()
+
+
+# each would fill the kernel's memory, which the limits of bytes and of memory do not count
+FILLERS = {
+    "folders": "for i in itertools.count(): os.mkdir(f'/tmp/{i}')",
+    "files": "for i in itertools.count(): open(f'/tmp/{i}', 'w').close()",
+    "long names": "for i in itertools.count(): open(f'/tmp/{i:0240}', 'w').close()",
+    "a chain of folders": "for i in itertools.count(): os.mkdir('d'), os.chdir('d')",
+    "threads": """
+numbers = itertools.count()
+def fill():
+    while True:
+        os.mkdir(f'/tmp/{next(numbers)}')
+for _ in range(50):
+    threading.Thread(target=fill).start()
+""",
+}
+PROMISED_FILES = 4096  # of docs/sandbox.md
+
+
+class FolderWatch(threading.Thread):
+    """Notes the largest number of files in the folders of sandboxes below this process."""
+
+    def __init__(self):
+        super().__init__()
+        self.most, self.is_over, self.here = 0, threading.Event(), os.stat("/tmp").st_dev
+
+    def run(self):
+        while not self.is_over.wait(0.001):
+            for process in psutil.Process().children(recursive=True):
+                folder = f"/proc/{process.pid}/root/tmp"
+                with contextlib.suppress(OSError):
+                    if os.stat(folder).st_dev != self.here:
+                        self.most = max(self.most, sandbox.inside.files_in(folder))
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.is_over.set()
+        self.join()
+
+
+@pytest.mark.parametrize("is_nobody", [False, True] if os.getuid() == 0 else [False])
+@pytest.mark.parametrize("filler", FILLERS)
+def test_a_program_that_fills_its_folder_with_files_is_ended(filler, is_nobody):
+    def run():
+        program = f"import itertools, os, threading\n{FILLERS[filler]}"
+        return sandbox.run(program, [{"input": ""}], confinement=confinement_of("bubblewrap"))
+
+    with FolderWatch() as watch:
+        (outcome,) = as_nobody(run) if is_nobody else run()
+    assert not outcome.finished
+    # it was seen, and it was ended long before the kernel's memory was full
+    assert 100 < watch.most <= PROMISED_FILES
+
+
+def test_a_program_may_have_a_thousand_files_and_make_more_one_after_the_other():
+    program = (
+        "import os\n"
+        "for i in range(1000): open(f'/tmp/{i}', 'w').close()\n"
+        "for i in range(5000):\n"
+        "    os.mkdir('/tmp/again')\n"
+        "    os.rmdir('/tmp/again')\n"
+        "print(len(os.listdir('/tmp')))"
+    )
+    kind = confinement_of("bubblewrap")
+    (outcome,) = sandbox.run(program, [{"input": ""}], confinement=kind)
+    assert outcome == sandbox.TestResult(True, "1000\n")
 
 
 # the line of the training's command that names its data, and the rest of a program's way to them

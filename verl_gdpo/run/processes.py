@@ -8,9 +8,9 @@ environments. When the command ends, or the keeper's input closes, which SIGKILL
 does too, it ends them all, and removes their shared memory and their folder for temporary files. It
 removes the folder of Ray's session too, except after a failure, whose reason Ray's logs may have.
 
-The launcher is a subreaper too: if the keeper itself gets SIGKILL, it ends what is left, and removes
-the folder for temporary files. If both do, the driver gets SIGKILL from Linux, and Ray ends its own
-processes.
+The launcher is a subreaper too: if the keeper itself gets SIGKILL, it ends what is left, and
+removes the folder for temporary files. If both do, the driver gets SIGKILL from Linux, and Ray ends
+its own processes.
 """
 
 import contextlib

@@ -13,6 +13,7 @@ import os
 import random
 import resource
 import select
+import signal
 import sys
 import threading
 import types
@@ -35,6 +36,11 @@ RECURSION_LIMIT = 600_000  # verl's
 THREADS = 256  # of a program; or fewer, if its user starts others meanwhile
 STACK_BYTES = 8 << 20  # of a thread, unless a program asks for more or less
 MOST_TASKS = 1 << 22  # of a machine, for Linux
+# Files and folders that a program may have in its folder. Each takes some 1.4 KB of the kernel's
+# memory, which no other limit counts. Between two looks a busy core makes some 250 more, so a
+# program is ended at half of what the pages promise, which is 4,096
+MOST_FILES = 2048
+SECONDS_BETWEEN_LOOKS = 0.002
 
 
 def main(lock: Callable[..., None], caller: int) -> None:
@@ -133,7 +139,7 @@ def run(request: Any, test: Any, namespace: Any, lock: Callable[..., None]) -> t
         lock([*request["readable"], *libraries], request["folder"], request["landlock"])
         execute(request, test, namespace)
         sys.exit(0)  # as any program ends: after its threads, `atexit` and buffers
-    wait(child, request["caller"])
+    wait(child, request["caller"], request["folder"])
     status = os.waitpid(child, 0)[1]
     os.lseek(output, 0, os.SEEK_SET)
     text = os.read(output, request["output_bytes"])
@@ -145,18 +151,35 @@ def run(request: Any, test: Any, namespace: Any, lock: Callable[..., None]) -> t
     return (FAILED if os.WIFEXITED(status) else STOPPED), b""
 
 
-def wait(child: int, caller: int) -> None:
+def wait(child: int, caller: int, folder: "str | None") -> None:
     """Wait for the end of the child; end with the caller, and then the child ends too.
 
     The signal of a parent's death would not do: it is lost when the user changes, and would also
-    come when a thread of the caller ends.
+    come when a thread of the caller ends. A child that makes too many files is ended.
+
+    Args:
+        folder: the one that the child may write to, a file system of its own; None for none.
     """
     poll, handle = select.poll(), os.pidfd_open(child)
     for process in (handle, caller):
         poll.register(process, select.POLLIN)
-    if caller in dict(poll.poll()):
-        os._exit(1)
+    milliseconds = None if folder is None else SECONDS_BETWEEN_LOOKS * 1000
+    while True:
+        ended = dict(poll.poll(milliseconds))
+        if caller in ended:
+            os._exit(1)
+        if handle in ended:
+            break
+        if folder is not None and files_in(folder) > MOST_FILES:
+            os.kill(child, signal.SIGKILL)  # it is not waited for yet, so this is its id
+            milliseconds = folder = None
     os.close(handle)
+
+
+def files_in(folder: str) -> int:
+    """Return how many files and folders a file system has, with those that are removed and open."""
+    status = os.statvfs(folder)
+    return status.f_files - status.f_ffree
 
 
 def become_the_program(request: Any, stdin: int, output: int) -> None:
