@@ -646,7 +646,7 @@ def test_a_parquet_file_without_extra_info_gets_one(tmp_path):
         ("a.json", b"[{", "got no readable JSON"),
         ("a.json", b"[" * 100_000, "got no readable JSON"),
         ("a.parquet", b"PAR1 and no more", "got no readable parquet"),
-        ("a.parquet", OTHER_COLUMNS, "row 0, field question: unknown; expected only"),
+        ("a.parquet", OTHER_COLUMNS, "row 0, field instruction: got nothing; expected a str"),
         ("a.csv", b"a,b", "got suffix '.csv'; expected '.json', '.jsonl' or '.parquet'"),
     ],
 )

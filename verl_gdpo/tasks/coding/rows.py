@@ -1,9 +1,9 @@
 """Coding problems: from local files in rllm's or verl's form, or synthetic.
 
-A row of *.json or *.jsonl is {"problem": ..., "tests": ...}, with "solutions" or without. A parquet
-file is in our schema, or in verl's: of a file like that of Eurus-2-RL, those rows are taken which
-verl scores as code. `test_cases.py` has the forms of the tests. Each solution is run. A
-problem that takes any of several answers is left out: its tests know one of them.
+A row is {"problem": ..., "tests": ...}, with "solutions" or without. `test_cases.py` has the forms
+of the tests, which may also be a text of JSON, as on the hub. Or it is in our schema, or in verl's:
+of a file like that of Eurus-2-RL, those rows are taken which verl scores as code. Each solution is
+run. A problem that takes any of several answers is left out: its tests know one of them.
 
 Synthetic problems have one line:
 
@@ -63,7 +63,10 @@ def _row_of(item: Any, note: Note, **options: Any) -> Row:
     for text in solutions:
         require(isinstance(text, str), "solutions", text, "a str")
     _leave_out_several(item["problem"])
-    problem = _problem(item["tests"], "tests", note)
+    tests = item["tests"]
+    if isinstance(tests, str):
+        tests = _read_json(tests, "tests")
+    problem = _problem(tests, "tests", note)
     first, *others = [replace(problem, solution=one) for one in solutions] or [problem]
     if others:  # the first that passes; `_mend` tries a single one
         first = next((one for one in (first, *others) if _score(one, options)["pass"] == 1), first)
@@ -79,12 +82,19 @@ def _row_of_verl(row: Any, note: Note) -> Row:
         raise LeftOut("another task")
     _leave_out_several(str(row.get("prompt")).replace("\\n", "."))
     field = "reward_model.ground_truth"
-    try:
-        tests = json.loads(row["reward_model"]["ground_truth"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"field {field}: got no JSON ({error!r})") from error
+    reward_model = row.get("reward_model")
+    is_object = isinstance(reward_model, Mapping) and "ground_truth" in reward_model
+    require(is_object, "reward_model", reward_model, "an object with ground_truth")
+    tests = _read_json(reward_model["ground_truth"], field)
     made = make_row(TASK, "", _problem(tests, field, note).text())
     return {**made, "prompt": row.get("prompt")}
+
+
+def _read_json(text: Any, field: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"field {field}: got no JSON ({error!r})") from error
 
 
 def _leave_out_several(problem: str) -> None:
@@ -135,6 +145,4 @@ def _made_row(rng: Random, split: str) -> Row:
 
 
 make_rows = seeded(TASK.name, _made_row)
-SOURCES = Sources(
-    task=TASK, row_of=_row_of, of_parquet=_row_of_verl, mend=_mend, make_rows=make_rows
-)
+SOURCES = Sources(task=TASK, row_of=_row_of, of_verl=_row_of_verl, mend=_mend, make_rows=make_rows)

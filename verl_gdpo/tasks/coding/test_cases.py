@@ -20,6 +20,9 @@ from verl_gdpo.tasks.preparation import LeftOut
 Test = dict[str, Any]
 From = TypeVar("From")
 Into = TypeVar("Into")
+# How tests of PrimeIntellect's and LiveCodeBench's lists say that they call a function. Others of
+# these lists say "stdin_stdout" and "stdin".
+CALLS_IN_LISTS = {"type": "function_call", "testtype": "functional"}
 FORMS = (
     "{functional}, a list of {input, output}, or verl's {inputs, outputs}, with fn_name or without"
 )
@@ -47,9 +50,11 @@ def problem_of(tests: Any, field: str, leave_out: Callable[[str], None]) -> Prob
 def _read(tests: Any, leave_out: Callable[[str], None]) -> tuple[str | None, list[Test]]:
     """The function and its tests; raises ValueError for another form."""
     if isinstance(tests, list):
-        return None, [_printing(test, number) for number, test in enumerate(tests)]
+        return None, [*_kept(_printing, enumerate(tests), leave_out)]
     if not isinstance(tests, dict):
         raise ValueError(f"the type {type(tests).__name__}")
+    # all objects of a column of parquet have the same keys
+    tests = {key: value for key, value in tests.items() if value is not None}
     if {*tests} == {"functional"}:
         function, statements = _checked(_text(tests["functional"]))
         return function, [*_kept(_call_of, statements, leave_out)]
@@ -74,9 +79,14 @@ def _kept(
             leave_out(str(reason))
 
 
-def _printing(test: Any, number: int) -> Test:
+def _printing(numbered: tuple[int, Any]) -> Test:
+    """A test of a program, out of a list and its number there."""
+    number, test = numbered
     if not isinstance(test, dict) or not {"input", "output"} <= {*test}:
         raise ValueError(f"test {number} without input and output")
+    is_call = any(test.get(key) == value for key, value in CALLS_IN_LISTS.items())
+    if is_call or test.get("fn_name") is not None:
+        raise LeftOut("a test of a list that calls a function")
     try:
         return {"input": _text(test["input"]), "output": _text(test["output"])}
     except ValueError as error:

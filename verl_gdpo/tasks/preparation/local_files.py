@@ -21,7 +21,7 @@ import numpy.typing as npt
 from verl_gdpo.tasks.preparation import DataError, LeftOut, progress
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE, parquet_rows
 from verl_gdpo.tasks.preparation.schema import Row, Splits, checked, repetitions, require
-from verl_gdpo.tasks.preparation.sources import Mend, RowOf, Sources
+from verl_gdpo.tasks.preparation.sources import Mend, Sources
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
 SHOWN = 20  # numbers of rows that are left out or repaired
@@ -80,13 +80,12 @@ def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
         OSError: the file cannot be opened.
     """
     items: Iterable[Any]
-    row_of: RowOf
     if path.suffix == ".parquet":
-        items, row_of = parquet_rows(path), sources.of_parquet
+        items = parquet_rows(path)
     elif path.suffix == ".jsonl":
-        items, row_of = _lines(path), lambda line, note: sources.row_of(_parsed(*line), note)
+        items = _lines(path)
     elif path.suffix == ".json":
-        items, row_of = _read_json(path), sources.row_of
+        items = _read_json(path)
     else:
         raise DataError(
             f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
@@ -94,7 +93,10 @@ def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
     with _printed(path) as notes:
 
         def made(number: int, item: Any) -> Row:
-            row = row_of(item, lambda what: notes[what].append(number))
+            value = item
+            if path.suffix == ".jsonl":  # a line is parsed here, so that a bad one is a bad row
+                value = _parsed(*item)
+            row = sources.row(value, lambda what: notes[what].append(number))
             source, wanted = row.get("data_source", ""), ("", *sources.task.data_sources)
             require(source in wanted, "data_source", source, " or ".join(map(repr, wanted[1:])))
             return placed(row, 0, split, sources.dropped)

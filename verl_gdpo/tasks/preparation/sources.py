@@ -1,8 +1,9 @@
 """Where the rows of a task come from, as its module `rows.py` says.
 
-A task whose objects in *.json have a form of their own, or whose rows have another source than
-local files, has a module with `SOURCES`: its `Task.rows`. Other tasks have files of
-objects {"question": ..., "answer": ...}: the user's message, and the ground truth.
+A task whose objects have a form of their own, or whose rows have another source than local files,
+has a module with `SOURCES`: its `Task.rows`. Other tasks have files of objects
+{"question": ..., "answer": ...}: the user's message, and the ground truth. Each task also takes
+objects in verl's form, as in `schema.py`. A file is *.json, *.jsonl or *.parquet.
 """
 
 import importlib
@@ -19,6 +20,7 @@ from verl_gdpo.tasks.preparation.schema import Row, require
 RowOf = Callable[[Any, Callable[[str], None]], Row]
 Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, what was repaired
 MakeRows = Callable[..., Iterable[Row]]  # make_rows(count, split="train" or "test", seed=...)
+VERLS_KEY = "reward_model"  # an object with this key is in verl's form
 WEAK = "weak_sandbox"  # the option of scorers that run programs
 
 
@@ -27,9 +29,9 @@ class Sources:
     """Where the rows of one task come from, and the command line's options for that.
 
     task: whose rows they are.
-    row_of: makes a row from an object in *.json or *.jsonl. It raises LeftOut for an object that is
-        of no use, and ValueError for a bad one: "field NAME: got ...; expected ...".
-    of_parquet: the same for a row of *.parquet; by default, it is taken as it is.
+    row_of: makes a row from an object in the form of the task's source. It raises LeftOut for an
+        object that is of no use, and ValueError for a bad one: "field NAME: got ...; expected ...".
+    of_verl: the same for an object in verl's form; by default, it is taken as it is.
     mend: makes a ground truth right, for all kinds of files; see `Mend`. It runs in several
         threads, and raises LeftOut for one that it cannot make right.
     make_rows: makes synthetic rows; none, there are none.
@@ -41,13 +43,22 @@ class Sources:
 
     task: Task
     row_of: RowOf
-    of_parquet: RowOf = lambda item, *_: item
+    of_verl: RowOf = lambda item, *_: item
     mend: Mend | None = None
     make_rows: MakeRows | None = None
     made_rows: int = 0
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     dropped: Sequence[str] = ()
+
+    def row(self, item: Any, note: Callable[[str], None]) -> Row:
+        """Make a row from an object of a file; the kind of file says nothing about its form.
+
+        A source may be published as parquet and as JSON, and rows for verl may stand in both.
+        """
+        if isinstance(item, Mapping) and VERLS_KEY in item:
+            return self.of_verl(item, note)
+        return self.row_of(item, note)
 
 
 def sources_of(task: Task) -> Sources:
