@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -89,6 +90,18 @@ def pytest_runtest_teardown(item, nextitem):
 def wide_terminal(monkeypatch):
     """As `terminal.WIDTH` above, for what asks the terminal."""
     monkeypatch.setenv("COLUMNS", "1000")
+
+
+@pytest.fixture(autouse=True)
+def own_reward_files(monkeypatch, tmp_path_factory):
+    """Reward files of a test, and their folders in `sys.path`, are gone after it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,7 @@ _WHEN_IMPORTED = {
     },
     "verl.trainer.ppo.reward": {
         "extract_reward(batch)": "legacy:extract_with_columns",
+        "get_custom_reward_fn(config)": "custom_function:load_custom_function",
         "resolve_reward_manager_cls(config)": "",
     },
     "verl.trainer.ppo.metric_utils": {

@@ -137,7 +137,7 @@ def test_functions_run_side_by_side(file, monkeypatch):
     [
         ({"name": "length"}, "x: got none of path, task and judge; expected path="),
         ({"path": "FILE", "task": "gsm8k"}, "got .'path', 'task'. of path"),
-        ({"path": "gone.py"}, "reward_functions.x.path=gone.py: Custom module file not"),
+        ({"path": "gone.py"}, "reward_functions.x.path=gone.py: no such file"),
         ({"path": "FILE", "name": "lenght"}, "no such function; did you mean 'length'"),
         ({"path": "FILE", "name": "length", "limits": 3}, r"takes no \['limits'\]; it takes"),
         ({"path": "FILE", "name": "needs"}, r"asks for \['threshold'\], which nothing"),

@@ -439,6 +439,31 @@ def test_a_reward_function_that_cannot_score(check, scorer, message):
     assert re.search(message, messages), messages
 
 
+def test_a_reward_file_is_a_module(check, tmp_path):
+    (tmp_path / "its_helper.py").write_text("MOST = 20\n")
+    (tmp_path / "module_rewards.py").write_text(
+        """
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from its_helper import MOST
+
+@dataclass
+class Reward:
+    brief: float
+
+def compute_score(solution_str, **_):
+    return asdict(Reward(float(len(solution_str) < MOST)))
+"""
+    )
+    code, output, messages = check(
+        f"reward.custom_reward_function.path={tmp_path}/module_rewards.py"
+    )
+    assert code == 0, messages
+    assert cells(output, "brief")
+
+
 def test_what_verl_needs_from_the_environment(check, monkeypatch):
     from verl_gdpo import plugin
 

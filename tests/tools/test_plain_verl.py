@@ -1,7 +1,9 @@
 """`replay`, `report` and `summary` on what a plain verl command left, without verl-gdpo."""
 
 import json
+import pickle
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +81,22 @@ def returns_nothing(data_source, solution_str, ground_truth, extra_info):
     return None
 
 
+MODULE = """
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from its_helper import MOST
+
+@dataclass
+class Reward:
+    short: float
+
+def whole(data_source, solution_str, ground_truth, extra_info):
+    return asdict(Reward(float(len(solution_str) < MOST)))
+"""
+
+
 def test_another_scorer_is_compared_and_said(plain, capsys):
     assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:other_score"]) == 0
     out = capsys.readouterr().out
@@ -88,6 +106,15 @@ def test_another_scorer_is_compared_and_said(plain, capsys):
     assert " acc " in capsys.readouterr().out
     source = ["--scorer", f"{__name__}:needs_a_source", "--data-source", "math"]
     assert replay.main([plain_verl_archive.DUMPS, *source]) == 0
+
+
+def test_a_scorers_file_is_a_module(plain, tmp_path, capsys):
+    (tmp_path / "its_helper.py").write_text("MOST = 3\n")
+    path = tmp_path / "module_rewards.py"
+    path.write_text(MODULE)
+    assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{path}:whole"]) == 0
+    assert " short " in capsys.readouterr().out
+    assert pickle.loads(pickle.dumps(sys.modules["module_rewards"].Reward(1)))
 
 
 @pytest.mark.parametrize(

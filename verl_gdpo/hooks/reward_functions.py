@@ -4,8 +4,6 @@ The form is that of verl-omni's `MultiVisualRewardManager`, with two differences
 that fails scores 0 unless it is `required`; here it ends the run. There a dict must have a `score`;
 here every number of a dict is a reward, `NAME__KEY`. A `/` in the place of `__` could not be
 written in an override of Hydra's, and verl's validation would read it as a data source.
-
-Relies on verl 0.9: `load_module` in `verl.utils.import_utils`, which takes a file or pkg://MODULE.
 """
 
 import asyncio
@@ -14,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from verl_gdpo.algorithm.rubrics import criteria_of
@@ -38,6 +37,7 @@ from verl_gdpo.hooks.function_list import (
     weights_of_entry,
 )
 from verl_gdpo.hooks.judge import Judge
+from verl_gdpo.reward_file import load
 from verl_gdpo.tasks import TASKS
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
     elif "judge" in entry:
         function, options = _judge(where, {**options, "judge": entry["judge"]}, entry), {}
     else:
-        function = _load(where, entry["path"], entry["name"])
+        function = getattr(module_with(where, str(entry["path"]), entry["name"]), entry["name"])
         plural = PLURAL if entry["group"] else {}
         arguments = [plural.get(each, each) for each in (*ARGUMENTS, *OURS)]
         _check_signature(where, function, options, arguments)
@@ -175,23 +175,23 @@ def _judge(where: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> 
     return judge
 
 
-@functools.cache
-def _module(path: str) -> Any:
-    from verl.utils.import_utils import load_module
+def module_with(where: str, path: str, name: str) -> ModuleType:
+    """Load the file or module of a function.
 
-    return load_module(path)
+    Args:
+        where: the key of the configuration, for messages.
 
-
-def _load(where: str, path: str, name: str) -> Callable[..., Any]:
+    Raises:
+        ValueError: it cannot be loaded, or has no function of this name.
+    """
     try:
-        module = _module(str(path))
-    except (FileNotFoundError, ImportError) as error:
-        raise ValueError(f"{where}.path={path}: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
+        module = load(path)
+    except ValueError as error:
+        raise ValueError(f"{where}.path={error}") from error
+    if not callable(getattr(module, name, None)):
         names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{where}.name={name}: {path} has no such function{hint(name, names)}")
-    return function  # type: ignore[no-any-return]
+    return module
 
 
 def _check_signature(

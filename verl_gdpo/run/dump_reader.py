@@ -20,18 +20,17 @@ UID of padding begins with "pad" (`verl.trainer.ppo.padding_utils`). The legacy 
 """
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
 import re
-import runpy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_gdpo.algorithm.samples import BatchRows, group_of, is_number, split_key
+from verl_gdpo.reward_file import PACKAGE_PREFIX, load
 from verl_gdpo.tasks import TASKS
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
@@ -122,14 +121,11 @@ class Scorer:
 def _names_in(where: str) -> dict[str, Any]:
     """{name: value} of a file or a module."""
     is_file = where.endswith(".py")
-    if is_file and not Path(where).is_file():
-        raise ValueError(f"--scorer {where}: no such file; expected {HOW}")
     try:
-        return runpy.run_path(where) if is_file else vars(importlib.import_module(where))
-    except Exception as error:
-        raise ValueError(
-            f"--scorer {where}: cannot be imported: {type(error).__name__}: {error}; expected {HOW}"
-        ) from error
+        module = load(where if is_file else f"{PACKAGE_PREFIX}{where}")
+    except ValueError as error:
+        raise ValueError(f"--scorer {error}; expected {HOW}") from error
+    return vars(module)
 
 
 def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:

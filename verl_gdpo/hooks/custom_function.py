@@ -1,0 +1,45 @@
+"""Loads `reward.custom_reward_function` as `verl_gdpo/reward_file.py` does, in a run with gdpo.
+
+Relies on verl 0.9: `get_custom_reward_fn(config)` in `verl.trainer.ppo.reward` loads the file
+before the reward manager is made, takes pkg://MODULE for a module that is imported, and adds the
+function's `reward_kwargs`.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_gdpo.hooks.before_training import runs_gdpo_manager
+from verl_gdpo.hooks.gates import names_gdpo
+from verl_gdpo.hooks.reward_functions import module_with
+from verl_gdpo.reward_file import PACKAGE_PREFIX
+
+KEY = "reward.custom_reward_function"
+
+
+def load_custom_function(get_custom_reward_fn: Callable[[Any], Any], config: Any) -> Any:
+    """Return verl's result with our module; without gdpo, verl loads the file.
+
+    Raises:
+        ValueError: the file cannot be loaded, or has no such function.
+    """
+    path = OmegaConf.select(config, f"{KEY}.path")
+    if not path or not _is_with_gdpo(config):
+        return get_custom_reward_fn(config)
+    module = module_with(KEY, path, config.reward.custom_reward_function.name)
+    # Of a module that is imported already, verl takes the function, and adds the options.
+    imported = deepcopy(config)
+    imported.reward.custom_reward_function.path = f"{PACKAGE_PREFIX}{module.__name__}"
+    return get_custom_reward_fn(imported)
+
+
+def _is_with_gdpo(config: Any) -> bool:
+    """Return whether the estimator or the reward manager is ours.
+
+    `verl.trainer.main_eval` loads a function too, and its configuration has neither.
+    """
+    if names_gdpo(config):
+        return True
+    return "reward_manager" in config.reward and runs_gdpo_manager(config)
