@@ -2,9 +2,12 @@
 
 import asyncio
 import re
+import sys
 import threading
+from collections import defaultdict
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 from repository import REPO
 from reward_rows import Tokenizer, row_of, scored
@@ -16,6 +19,7 @@ from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows, RewardE
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of, refuse_without_v1
+from verl_gdpo.hooks.own_copy import own_copy
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.tasks.lengths import smooth
@@ -328,3 +332,83 @@ def test_a_function_of_groups_needs_the_group(file):
     of_rows = [each["reward_extra_info"] for each in both.pop("reward_extra_info")]
     assert both == {"reward_score": 0.0}
     assert of_rows == [{"x": x, "other": None, "score": x} for x in (0.0, 1.0)]
+
+
+CHANGING = """
+seen = []
+
+def changes(prompt, ground_truth, extra_info, words):
+    seen.append([prompt, ground_truth, extra_info["box"], extra_info["lists"]])
+    words.append("more")
+    value = float(len(words) + len(ground_truth) + prompt[0]["content"].count("A"))
+    value += float(extra_info["lists"][0].sum() + extra_info["array"].sum())
+    prompt[0]["content"] = prompt[0]["content"].lower()
+    prompt.append({"role": "user", "content": "x"})
+    ground_truth.clear()
+    extra_info["lists"][0][:] = 0
+    extra_info["array"] *= 0
+    extra_info["new"] = 1
+    return value
+
+def changes_group(prompt, ground_truth, extra_infos, words):
+    return [changes(prompt, ground_truth, each, words) for each in extra_infos][:1]
+"""
+
+
+class Box:
+    """Something that is no container, such as an image."""
+
+
+def changeable(box):
+    return {
+        "truth": ["4", "2"],
+        "raw_prompt": np.array([{"role": "user", "content": "AAA"}], dtype=object),
+        "extra_info": {
+            "box": box,
+            "lists": [np.ones(3)],
+            "array": np.arange(2.0),
+        },
+    }
+
+
+@pytest.mark.parametrize("name", ["changes", "changes_group"])
+def test_what_a_function_changes_is_its_own(tmp_path, name):
+    """The others of the row see nothing of it, and neither does its own next call."""
+    path = tmp_path / "changing_rewards.py"
+    path.write_text(CHANGING)
+    entry = {"path": str(path), "name": name, "group": name == "changes_group", "words": ["a"]}
+    manager = manager_of(config_of({each: dict(entry) for each in ("a", "b", "c")}))
+    box, expected = Box(), 2.0 + 2.0 + 3.0 + 3.0 + 1.0
+    for _ in range(2):
+        info = scored(manager, **changeable(box))["reward_extra_info"]
+        assert info == {"a": expected, "b": expected, "c": expected, "score": 3 * expected}
+    seen = sys.modules["changing_rewards"].seen
+    assert len(seen) == 6 and all(each[2] is box for each in seen)
+
+
+def test_a_function_alone_gets_the_row_itself(tmp_path):
+    """Nobody else sees what it changes, so that a copy would only take time."""
+    path = tmp_path / "changing_rewards.py"
+    path.write_text(CHANGING)
+    entry = {"path": str(path), "name": "changes", "words": ["a"]}
+    config = config_of({"a": entry, "b": {**entry, "sources": ["another"]}})
+    fields = changeable(Box())
+    assert scored(manager_of(config), **fields)["reward_extra_info"]["a"] == 11.0
+    ((_, truth, _, lists),) = sys.modules["changing_rewards"].seen
+    assert truth is fields["truth"] and lists is fields["extra_info"]["lists"]
+
+
+def test_copies_have_the_shape_of_the_value():
+    inner = [1]
+    value = {
+        "twice": [inner, inner],
+        "default": defaultdict(list, x=inner),
+        "objects": np.array([inner, None], dtype=object),
+        "tuple": (inner,),
+    }
+    value["itself"] = value
+    copied = own_copy(value)
+    assert copied["twice"][0] is copied["twice"][1] is copied["objects"][0]
+    assert copied["twice"][0] == [1] and copied["twice"][0] is not inner
+    assert copied["default"]["y"] == [] and "y" not in value["default"]
+    assert copied["itself"] is copied and copied["tuple"][0] is inner

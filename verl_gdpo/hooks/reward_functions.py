@@ -37,6 +37,7 @@ from verl_gdpo.hooks.function_list import (
     weights_of_entry,
 )
 from verl_gdpo.hooks.judge import Judge
+from verl_gdpo.hooks.own_copy import own_copy
 from verl_gdpo.reward_file import load
 from verl_gdpo.tasks import TASKS
 
@@ -76,10 +77,16 @@ class ListedFunction:
         """Its rewards, as far as the configuration tells."""
         return [*weights_of_entry(self.name, self.entry)]
 
-    async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return {name: value} for a row, of which `row` has all that a function may take."""
+    async def rewards(self, run: Run, row: Mapping[str, Any], is_shared: bool) -> dict[str, Any]:
+        """Return {name: value} for a row, of which `row` has all that a function may take.
+
+        is_shared: whether other functions score the row too.
+        """
         is_group, rubric = self.entry["group"], self.entry["rubric"]
-        result = await (row[OF_GROUP](self, run) if is_group else run(self, self.call(row)))
+        if is_group:
+            result = await row[OF_GROUP](self, run, is_shared)
+        else:
+            result = await run(self, self.call(row, is_shared))
         if not rubric:
             return self.named(result)
         weights = None if rubric is True else row["extra_info"].get(rubric, {})
@@ -87,19 +94,23 @@ class ListedFunction:
         return {self.name: None, f"{RUBRIC_KEY}{self.name}": criteria_of(result, weights)}
 
     async def rewards_or_none(
-        self, run: Run, row: Mapping[str, Any]
+        self, run: Run, row: Mapping[str, Any], is_shared: bool
     ) -> tuple[dict[str, Any], bool]:
         """Return the rewards of a row, and whether the function failed."""
         try:
-            return await self.rewards(run, row), False
+            return await self.rewards(run, row, is_shared), False
         except Exception:
             if self.entry["on_error"] == "stop":
                 raise
             logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
             return dict.fromkeys(self.names), True
 
-    def call(self, row: Mapping[str, Any]) -> functools.partial[Result]:
-        """Return the call with what it takes of a row, or of a group."""
+    def call(self, row: Mapping[str, Any], is_shared: bool) -> functools.partial[Result]:
+        """Return the call with what it takes of a row, or of a group.
+
+        A function may change what it gets. So each call has its own copy of the entry's options
+        and, if other functions score the row too, of the row.
+        """
         if "task" in self.entry:
             taken = {name: row[other] for name, other in TASK_ARGUMENTS.items()}
             taken["response_tokens"] = row["extra_info"]["response_tokens"]
@@ -109,7 +120,9 @@ class ListedFunction:
             names = {each.name for each in parameters}
             names |= row.keys() - {*OURS, OF_GROUP} if takes_all else set()
             taken = {name: row[name] for name in names if name in row}
-        return functools.partial(self.function, **{**taken, **self.options})
+        if is_shared:
+            taken = own_copy(taken)
+        return functools.partial(self.function, **{**taken, **own_copy(dict(self.options))})
 
     def named(self, result: Result) -> dict[str, Any]:
         """Return what the function returned, under the names that it has in the run.
@@ -237,7 +250,8 @@ async def score_with(
     rewards: dict[str, Any] = {
         name: None for each in listed if not each.scores(source) for name in each.names
     }
-    results = await asyncio.gather(*(each.rewards_or_none(run, row) for each in own))
+    is_shared = len(own) > 1
+    results = await asyncio.gather(*(each.rewards_or_none(run, row, is_shared) for each in own))
     notes = {f"{FAILED}{each.name}": 0.0 for each in listed if each.entry["on_error"] != "stop"}
     if "drop" in [each.entry["on_error"] for each in listed]:
         notes[DROPPED] = 0.0

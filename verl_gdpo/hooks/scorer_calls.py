@@ -114,13 +114,17 @@ class Rows:
         self.rows = [asyncio.ensure_future(each) for each in rows]
         self._calls: dict[str, asyncio.Future[list[Any]]] = {}
 
-    async def result(self, place: int, function: Any, run: Any) -> Any:
-        """Return the result for a row. The function is called once for all of them."""
+    async def result(self, place: int, function: Any, run: Any, is_shared: bool) -> Any:
+        """Return the result for a row. The function is called once for all of them.
+
+        is_shared: whether other functions score the rows too.
+        """
         if function.name not in self._calls:
-            self._calls[function.name] = asyncio.ensure_future(self._results(function, run))
+            results = self._results(function, run, is_shared)
+            self._calls[function.name] = asyncio.ensure_future(results)
         return (await asyncio.shield(self._calls[function.name]))[place]
 
-    async def _results(self, function: Any, run: Any) -> list[Any]:
+    async def _results(self, function: Any, run: Any, is_shared: bool) -> list[Any]:
         if not self.is_whole:
             raise ValueError(
                 f"{KEY}.{function.name}.group=True: the sample came without its group, which only "
@@ -129,7 +133,7 @@ class Rows:
         rows = [await each for each in self.rows]
         group = {PLURAL.get(name, name): value for name, value in rows[0].items()}
         group |= {plural: [row[name] for row in rows] for name, plural in PLURAL.items()}
-        results = await run(function, function.call(group))
+        results = await run(function, function.call(group, is_shared))
         if not isinstance(results, list) or len(results) != len(rows):
             raise ValueError(
                 f"{KEY}.{function.name}: it returned {results!r:.99} for a group of {len(rows)}; "
