@@ -12,9 +12,8 @@ from verl_gdpo.algorithm.samples import (
     ERROR_KEY,
     BatchRows,
     RewardError,
-    group_of,
+    RowKey,
     may_be_meant,
-    split_key,
     value_or_error,
 )
 from verl_gdpo.algorithm.settings import GdpoSettings
@@ -45,20 +44,26 @@ def test_a_value_may_leave_its_bounds_by_a_millionth_of_their_distance(low, high
             matrix(rows, bounds=bounds)
 
 
-def test_keys_of_rows_and_their_group():
-    assert split_key("a_b_3_0") == ("a_b_3", 0)
-    assert group_of("a_b_3_0") == "a_b"
+def test_what_identifies_a_row():
+    assert RowKey.of_text("a_b_3_0") == RowKey("a_b", 3, 0)
+    assert [str(RowKey.of_text(key)) for key in ("a_b_3_0", "a__0_12")] == ["a_b_3_0", "a__0_12"]
+    for key in ("a", "a_0", "a_0_b", "row 0 of a_b.parquet"):
+        with pytest.raises(ValueError, match=f"^key '{key}': expected UID_SESSION_INDEX"):
+            RowKey.of_text(key)
+    # trainers with uids alone: a row is a session
+    keys = RowKey.of_uids(["a_b", 7, "a_b"])
+    assert keys == [RowKey("a_b", 0, 0), RowKey("7", 0, 0), RowKey("a_b", 1, 0)]
 
 
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_columns_of_a_batch_without_keys(kind):
-    rows = BatchRows.from_columns({"a": kind([1.0, 2.0]), "b": kind([3, 4])}, 2)
+    rows = BatchRows.from_columns({"a": kind([1.0, 2.0]), "b": kind([3, 4])}, ["u", "u"])
     assert len(rows) == 2 and rows.counted_B.all() and rows.session_B.tolist() == [0, 1]
     assert rows.extra_info(1) == {"a": 2.0, "b": 4}
     assert [type(value) for value in rows.extra_info(1).values()] == [float, int]
     rows.raise_on_error()  # no row reports one
     with pytest.raises(RewardError, match=r"^row 1: reward 'a' is nan"):
-        matrix(BatchRows.from_columns({"a": kind([1.0, float("nan")])}, 2))
+        matrix(BatchRows.from_columns({"a": kind([1.0, float("nan")])}, ["u", "v"]))
 
 
 def test_columns_follow_the_order_of_rows_and_of_the_configuration():

@@ -63,7 +63,7 @@ def test_without_named_columns_the_message_says_what_to_do(columns, gdpo):
 @pytest.mark.parametrize("rows", [7, 9])
 def test_rewards_of_another_number_of_rows(rows):
     columns = {name: np.arange(rows) for name in "ab"}
-    step = AdvantageStep(GdpoSettings(), BatchRows.from_columns(columns, rows))
+    step = AdvantageStep(GdpoSettings(), BatchRows.from_columns(columns, ["u"] * rows))
     with step, pytest.raises(RuntimeError, match=f"got 8 rows, but the rewards of {rows} rows"):
         estimate()
 
@@ -90,7 +90,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_reaches_the_equation(name):
-    rows = BatchRows.from_columns(COLUMNS, 8)
+    rows = BatchRows.from_columns(COLUMNS, ["u"] * 8)
 
     def of(settings):
         return scalars_of(RewardMatrix.of(rows, settings), rows.counted_B, GROUPS, settings).A_B

@@ -13,7 +13,7 @@ from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, curre
 
 
 def make_step():
-    return AdvantageStep(GdpoSettings(), BatchRows.from_columns({"a": [1.0, 2.0]}, 2))
+    return AdvantageStep(GdpoSettings(), BatchRows.from_columns({"a": [1.0, 2.0]}, ["u"] * 2))
 
 
 def test_a_step_is_known_while_it_is_open():
@@ -33,7 +33,7 @@ def test_a_step_is_known_while_it_is_open():
 
 def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
     monkeypatch.setattr(step_module, "_logged", set())
-    rows = BatchRows.from_columns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, 2)
+    rows = BatchRows.from_columns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, ["u"] * 2)
     settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
     for given in (settings, settings, GdpoSettings()):
         assert AdvantageStep(given, rows).rewards
@@ -70,7 +70,7 @@ RANGES = {"answer": [0.0, 1.0, 1.0], "bonus": [0.05, 0.0, 0.05], "half": [0.5, 0
 )
 def test_a_range_that_is_no_weight_is_logged_once(settings, more, named, caplog, monkeypatch):
     monkeypatch.setattr(step_module, "_compared", set())
-    rows = BatchRows.from_columns(RANGES | more, 3)
+    rows = BatchRows.from_columns(RANGES | more, ["u"] * 3)
     for _ in range(2):
         with AdvantageStep(settings, rows):
             step_module.compute_gdpo(torch.zeros(3, 1), torch.ones(3, 1), ["u"] * 3, {})

@@ -54,7 +54,7 @@ def v1_advantages(keys, infos, padding, declared=None, **settings):
 def test_a_v1_trainer_has_one_step():
     """Its function calls that of the legacy trainer, in which ours opens a step."""
     assert inspect.unwrap(utils.compute_advantage) is not utils.compute_advantage
-    rows = BatchRows.from_columns({"a": [1.0] * 8}, 8)
+    rows = BatchRows.from_columns({"a": [1.0] * 8}, ["u"] * 8)
     with AdvantageStep(GdpoSettings(), rows) as step:
         utils.compute_advantage(batch(), adv_estimator="gdpo", config=algorithm())
     assert step.scalars is not None and step.advantages is None

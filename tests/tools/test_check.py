@@ -235,6 +235,46 @@ def test_validation_rows_that_training_rows_ask(check, data, tmp_path):
     )
 
 
+RUBRICS = """
+import json
+
+def one_for_all(solution_str, extra_info):
+    return {**dict.fromkeys(json.loads(extra_info["criteria"]), 1.0), "long": len(solution_str)}
+
+def other_if_empty(solution_str, **_):
+    return {"long": len(solution_str)} if solution_str else {"short": 1.0}
+"""
+
+
+def test_samples_of_one_row_are_one_prompt_in_check_too(check, tmp_path):
+    """A rubric that changes within a prompt would end the first step of the training."""
+    (tmp_path / "rubrics.py").write_text(RUBRICS)
+    entry = f"path: {tmp_path}/rubrics.py, name: other_if_empty, rubric: true"
+    code, _, messages = check(f"+reward.reward_functions.judge={{{entry}}}")
+    assert code == 1
+    (told,) = messages_of(messages)
+    label = r"row 0 of \S+/good.parquet, response"
+    assert re.match(
+        rf"{label} 'empty': rubric 'judge' has the weights {{'short': 1.0}}, expected "
+        rf"{{'long': 1.0}}, those of {label} 'ground truth' of the same prompt",
+        told,
+    )
+
+
+def test_rows_of_two_files_are_two_prompts_whatever_their_paths(check, tmp_path):
+    (tmp_path / "rubrics.py").write_text(RUBRICS)
+    files = []
+    for number in (1, 2):
+        row = tool_row(number, "train")
+        row["extra_info"] = {"criteria": json.dumps({"long": 1, f"of file {number}": number})}
+        files.append(tmp_path / f"my_train_{number}.parquet")
+        pd.DataFrame([row] * 3).to_parquet(files[-1])
+    entry = f"path: {tmp_path}/rubrics.py, name: one_for_all, rubric: criteria"
+    given = f"data.train_files=[{files[0]},{files[1]}]", f"data.val_files={files[0]}"
+    code, output, messages = check(f"+reward.reward_functions.judge={{{entry}}}", *given)
+    assert (code, messages) == (0, "") and "judge" in output
+
+
 def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
     model, tokens = lengths
     monkeypatch.setattr("verl_gdpo.tools.check.data_files.MOST_ROWS", 3)  # rows 0, 2 and 5

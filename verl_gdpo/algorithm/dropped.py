@@ -14,7 +14,6 @@ from verl_gdpo.algorithm.samples import (
     NOTES_KEY,
     BatchRows,
     RewardError,
-    group_of,
 )
 
 
@@ -24,17 +23,16 @@ def drop_failed(rows: BatchRows, smallest: int) -> BatchRows:
     A group leaves as a whole, and gets the note, if they leave fewer than `smallest` samples of it.
     """
     column = rows.columns[NOTES_KEY]
-    samples = np.flatnonzero(rows.counted_B).tolist()
-    group_of_row = {row: group_of(rows.label(row)) for row in samples}
-    notes = {row: column[row] for row in group_of_row if column[row] is not ABSENT}
+    uid_of = {row: rows.keys[row].uid for row in np.flatnonzero(rows.counted_B).tolist()}
+    notes = {row: column[row] for row in uid_of if column[row] is not ABSENT}
     failed = {row for row, note in notes.items() if note.get(DROPPED)}
-    left = Counter(group for row, group in group_of_row.items() if row not in failed)
-    small = {group_of_row[row] for row in failed if left[group_of_row[row]] < smallest}
-    dropped = failed.union(row for row, group in group_of_row.items() if group in small)
+    left = Counter(uid for row, uid in uid_of.items() if row not in failed)
+    too_small = {uid_of[row] for row in failed if left[uid_of[row]] < smallest}
+    dropped = failed | {row for row, uid in uid_of.items() if uid in too_small}
     for row in dropped & notes.keys():
         notes[row] = {**notes[row], DROPPED: 1.0}
-    is_padding_B = rows.is_padding_B | np.isin(rows.session_B, [*dropped])
-    return replace(rows, is_padding_B=is_padding_B, notes=[*notes.values()])
+    is_padding_B = rows.is_padding_B | np.isin(rows.session_B, list(dropped))
+    return replace(rows, is_padding_B=is_padding_B, notes=list(notes.values()))
 
 
 def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: str) -> None:

@@ -88,17 +88,20 @@ def criteria_of(values: Any, weights: Any) -> dict[str, list[float | None]]:
 
 def check_rubrics(rows: BatchRows) -> None:
     """Raise RewardError if samples of a prompt have other criteria, or other weights of them."""
-    first_of: dict[tuple[str, str], tuple[str, Any]] = {}
-    for name in [name for name in rows.columns if name.startswith(RUBRIC_KEY)]:
-        for row in np.flatnonzero(rows.counted_B).tolist():
-            label, criteria = rows.label(row), rows.columns[name][row]
-            if isinstance(criteria, Mapping):  # no function failed, nor is it of another source
-                weights = {criterion: pair[1] for criterion, pair in criteria.items()}
-                prompt = name, samples.group_of(label)
-                first, expected = first_of.setdefault(prompt, (label, weights))
-                if weights != expected:
-                    raise RewardError(
-                        f"{label}: rubric {name.removeprefix(RUBRIC_KEY)!r} has the weights "
-                        f"{weights}, expected {expected}, those of {first} of the same prompt. "
-                        "Return each criterion for every sample, None where it is missing"
-                    )
+    counted = np.flatnonzero(rows.counted_B).tolist()
+    for name, column in rows.columns.items():
+        if not name.startswith(RUBRIC_KEY):
+            continue
+        first_of: dict[str, tuple[int, Any]] = {}  # {prompt: its first row, and the weights there}
+        for row in counted:
+            criteria = column[row]
+            if not isinstance(criteria, Mapping):
+                continue  # a function failed, or the row is of another source
+            weights = {criterion: pair[1] for criterion, pair in criteria.items()}
+            first, expected = first_of.setdefault(rows.keys[row].uid, (row, weights))
+            if weights != expected:
+                raise RewardError(
+                    f"{rows.label(row)}: rubric {name.removeprefix(RUBRIC_KEY)!r} has the weights "
+                    f"{weights}, expected {expected}, those of {rows.label(first)} of the same "
+                    "prompt. Return each criterion for every sample, None where it is missing"
+                )

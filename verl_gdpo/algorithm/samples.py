@@ -8,7 +8,8 @@ a reward. If it is only logged, it must not end the run.
 import json
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -75,6 +76,41 @@ class RowNames:
         return {**named, **dict.fromkeys(filter(self.belongs_elsewhere, absent))}
 
 
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """Which row it is: the only place where what identifies a row is read from text."""
+
+    uid: str  # of the prompt; samples of one prompt share it, and are a group
+    session: int  # the number of the sample in its group
+    index: int  # the number of the row in its session
+
+    @classmethod
+    def of_text(cls, key: str) -> "RowKey":
+        """Read a key of verl's V1 trainers, `{uid}_{session}_{index}`; a uid may hold underscores.
+
+        Raises:
+            ValueError: the text is no such key.
+        """
+        try:
+            uid, session, index = key.rsplit("_", 2)
+            return cls(uid, int(session), int(index))
+        except ValueError:
+            raise ValueError(f"key {key!r}: expected UID_SESSION_INDEX, as V1 writes it") from None
+
+    @classmethod
+    def of_uids(cls, uids: Iterable[Any]) -> list["RowKey"]:
+        """Return a key for each row of a trainer that knows uids alone: a row is a session."""
+        sessions: Counter[str] = Counter()
+        keys = []
+        for uid in map(str, uids):
+            keys.append(cls(uid, sessions[uid], 0))
+            sessions[uid] += 1
+        return keys
+
+    def __str__(self) -> str:
+        return f"{self.uid}_{self.session}_{self.index}"
+
+
 @dataclass(frozen=True)
 class BatchRows:
     """The B rows of one batch, in the estimator's order.
@@ -83,7 +119,8 @@ class BatchRows:
     Only the last row of a session is counted.
     """
 
-    label: Callable[[int], str]  # returns the name of a row for messages
+    keys: Sequence[RowKey]
+    labels: Sequence[str]  # the name of each row in messages: for people, and read by no code
     columns: Mapping[str, Sequence[Any]]  # verl's reward_extra_info by key, ABSENT where not there
     sources: Sequence[str]  # verl's data_source; rows of one source have the same rewards
     session_B: npt.NDArray[np.int64]  # the number of the last row in each row's session
@@ -103,15 +140,30 @@ class BatchRows:
         step: int | None = None,
     ) -> "BatchRows":
         """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`."""
-        last: dict[str, int] = {}
-        for row, (session, index) in enumerate(map(split_key, keys)):
-            if session not in last or index > split_key(keys[last[session]])[1]:
-                last[session] = row
+        return cls.of([RowKey.of_text(key) for key in keys], keys, infos, sources, is_padding, step)
+
+    @classmethod
+    def of(
+        cls,
+        keys: Sequence[RowKey],
+        labels: Sequence[str],
+        infos: Sequence[Mapping[str, Any]],
+        sources: Sequence[str],
+        is_padding: Sequence[bool],
+        step: int | None = None,
+    ) -> "BatchRows":
+        """Make rows of verl's reward_extra_info of each."""
+        last: dict[tuple[str, int], int] = {}  # {(uid, session): its last row}
+        for row, key in enumerate(keys):
+            known = last.get((key.uid, key.session))
+            if known is None or key.index > keys[known].index:
+                last[key.uid, key.session] = row
         return cls(
-            label=keys.__getitem__,
+            keys=keys,
+            labels=labels,
             columns=columns_of(infos),
             sources=sources,
-            session_B=np.array([last[split_key(key)[0]] for key in keys], dtype=np.int64),
+            session_B=np.array([last[key.uid, key.session] for key in keys], dtype=np.int64),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
             step=step,
             own_scores={
@@ -120,13 +172,18 @@ class BatchRows:
         )
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, Sequence[Any]], size: int) -> "BatchRows":
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]], uids: Sequence[Any]) -> "BatchRows":
         """Make rows from a DataProto (legacy trainer): no padding, one row per session.
 
         They all get one data source here, so they must have the same columns.
+
+        Args:
+            uids: of each row; samples of one prompt share one.
         """
+        size = len(uids)
         return cls(
-            label="row {}".format,
+            keys=RowKey.of_uids(uids),
+            labels=[f"row {row}" for row in range(size)],
             columns={
                 name: column.tolist() if isinstance(column, np.ndarray) else column
                 for name, column in columns.items()
@@ -138,6 +195,15 @@ class BatchRows:
 
     def __len__(self) -> int:
         return len(self.session_B)
+
+    def label(self, row: int) -> str:
+        """Return the name of a row for messages."""
+        return self.labels[row]
+
+    @property
+    def uids(self) -> list[str]:
+        """The prompt of each row."""
+        return [key.uid for key in self.keys]
 
     def extra_info(self, row: int) -> dict[str, Any]:
         """Return verl's reward_extra_info of one row."""
@@ -197,17 +263,6 @@ def check_names(infos: Sequence[Mapping[str, Any]], label: Callable[[int], str])
         except ValueError as error:
             row = next(row for row, info in enumerate(infos) if name in info)
             raise RewardError(f"{label(row)}: reward_extra_info has the {error}") from None
-
-
-def split_key(key: str) -> tuple[str, int]:
-    """Split `{uid}_{session}_{index}` into `{uid}_{session}` and index."""
-    session, index = key.rsplit("_", 1)
-    return session, int(index)
-
-
-def group_of(key: str) -> str:
-    """Return the uid in `{uid}_{session}_{index}`, which samples of one prompt share."""
-    return key.rsplit("_", 2)[0]
 
 
 def value_or_error(value: Any, what: str = "") -> float | None:

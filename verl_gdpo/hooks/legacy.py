@@ -19,8 +19,8 @@ Relies on verl 0.9:
 
 import functools
 import inspect
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ from verl_gdpo.algorithm.samples import (
     ABSENT,
     BatchRows,
     RewardError,
+    RowKey,
     as_numbers_or_text,
     check_names,
     columns_of,
@@ -45,7 +46,7 @@ from verl_gdpo.hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.hooks.step import NO_REWARDS, AdvantageStep, TokenAdvantages, fitting
 from verl_gdpo.hooks.trainer import TrainerRecord
 
-KEYS = "gdpo_keys"  # the column with the keys that `keys_of` made
+KEYS = "gdpo_keys"  # the column with the keys of the rows, in the form of V1's
 METRICS_KEY = "gdpo_metrics"  # the key in `meta_info`
 
 # --- the trainer ---------------------------------------------------------------------------------
@@ -134,13 +135,13 @@ def compute_in_step(original: Function, *args: Any, **kwargs: Any) -> Any:
     if adv_estimator == "gdpo":
         refuse_penalty(data)
     settings = record_of(trainer).settings if trainer else settings_of_loop(arguments.get("config"))
-    keys = keys_of(data.non_tensor_batch["uid"])
+    keys = RowKey.of_uids(data.non_tensor_batch["uid"])
     number = trainer.global_steps if trainer else None
     with AdvantageStep(settings, rows_of(data, keys, settings, number)) as step:
         step.check(adv_estimator)
         result = original(*args, **kwargs)
     step.advantages = TokenAdvantages.of(result.batch)
-    result.non_tensor_batch[KEYS] = np.array(keys, dtype=object)
+    result.non_tensor_batch[KEYS] = np.array(step.keys, dtype=object)
     lengths = response_lengths(result.batch)
     result.meta_info[METRICS_KEY] = (
         record_of(trainer).keep(trainer, step, lengths)
@@ -165,17 +166,9 @@ def settings_of_loop(algorithm: Any) -> GdpoSettings:
     return read_settings(algorithm)
 
 
-def keys_of(uids: Iterable[str]) -> list[str]:
-    """Return a key for each row, of the form that V1 trainers have: `{uid}_{session}_0`."""
-    sessions: Counter[str] = Counter()
-    keys = []
-    for uid in uids:
-        keys.append(f"{uid}_{sessions[uid]}_0")
-        sessions[uid] += 1
-    return keys
-
-
-def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings, step: int | None) -> BatchRows:
+def rows_of(
+    data: Any, keys: Sequence[RowKey], settings: GdpoSettings, step: int | None
+) -> BatchRows:
     """Return the reward columns of verl's batch as rows.
 
     Raises:
@@ -192,7 +185,8 @@ def rows_of(data: Any, keys: Sequence[str], settings: GdpoSettings, step: int | 
             dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
         ]
     sources = [*map(str, batch.get("data_source", [""] * len(keys)))]
-    return BatchRows.from_keys(keys, infos, sources, [False] * len(keys), step)
+    labels = [str(key) for key in keys]
+    return BatchRows.of(keys, labels, infos, sources, [False] * len(keys), step)
 
 
 def response_lengths(tensors: Any) -> list[int]:

@@ -29,13 +29,7 @@ import transfer_queue as tq
 
 from verl_gdpo.algorithm.dropped import drop_failed, refuse_failures
 from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
-from verl_gdpo.algorithm.samples import (
-    NOTES_KEY,
-    BatchRows,
-    check_names,
-    group_of,
-    split_key,
-)
+from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RowKey, check_names
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.extend import Function, record_of
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
@@ -166,8 +160,11 @@ def _prompts_of(buffer: Any, partition_id: str) -> Prompts:
     with the rollouts that are left of it: one gives a score, but only two give an advantage.
     """
     failed, is_val = buffer.failure_keys[partition_id], partition_id == "val"
-    sessions = {split_key(key)[0] for key in buffer.partitions[partition_id]} if failed else ()
-    left = Counter(split_key(session)[0] for session in sessions)
+    sessions: set[tuple[str, int]] = set()
+    if failed:
+        for key in map(RowKey.of_text, buffer.partitions[partition_id]):
+            sessions.add((key.uid, key.session))
+    left = Counter(uid for uid, _ in sessions)
     # a buffer of the user may lack the attribute
     is_replaced = getattr(buffer, "trainer_mode", "sync") != "sync" and not is_val
     under_way = buffer.pending_keys[partition_id], buffer.running_keys[partition_id]
@@ -182,7 +179,7 @@ def _prompts_of(buffer: Any, partition_id: str) -> Prompts:
 def clear_groups(original: Function, self: Any, partition_id: str, uids: set[str]) -> None:
     """Read the errors of the groups that verl drops: stale, failed, without signal, surplus."""
     tags = self.partitions[partition_id]
-    keys = [key for key in tags if group_of(key) in uids]
+    keys = [key for key in tags if RowKey.of_text(key).uid in uids]
     if keys:
         record_of(self).checked_rows(keys, partition_id, [tags[key] for key in keys])
     original(self, partition_id, uids)
@@ -208,7 +205,8 @@ def select_prompts(
         # verl sorts by the step alone; a sampler of the user gets the set, as from verl
         uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]
     selected = original(self, partition_id, uids, batch_size)
-    if not {*selected[0]} & {*map(group_of, selected[1])}:
+    left = {RowKey.of_text(key).uid for key in selected[1]}
+    if left.isdisjoint(selected[0]):
         guard = record_of(self).guard
         guard.raise_failed(f"all {len(selected[0])}", partition_id, min(selected[0]))
     return selected
@@ -223,14 +221,12 @@ def materialize_batch(
 ) -> Any:
     """Sort the rows by the place of their prompt, session and number."""
     place = {uid: number for number, uid in enumerate(selected_prompt_uids)}
-
-    def order(key: str) -> tuple[int, int, int]:
-        session, index = split_key(key)
-        uid, number = split_key(session)
-        return place[uid], number, index
-
-    keys = sorted((key for key in partition_snapshot if group_of(key) in place), key=order)
-    in_order = {key: partition_snapshot[key] for key in keys}
+    order = {}
+    for text in partition_snapshot:
+        key = RowKey.of_text(text)
+        if key.uid in place:
+            order[text] = place[key.uid], key.session, key.index
+    in_order = {text: partition_snapshot[text] for text in sorted(order, key=order.__getitem__)}
     return original(self, partition_id, selected_prompt_uids, in_order)
 
 
@@ -254,12 +250,12 @@ def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> 
     """Put new finished groups into verl's cache, which decides which groups verl keeps."""
     cache, tags = buffer._dapo_classification_cache[partition_id], buffer.partitions[partition_id]
     fresh = buffer.finished_keys[partition_id] - cache.keys()
-    keys = [key for key in tags if group_of(key) in fresh]
+    keys = [key for key in tags if RowKey.of_text(key).uid in fresh]
     if not keys:
         return
     rows = record.checked_rows(keys, partition_id, [tags[key] for key in keys])
     if record.settings is not None:
-        groups, rows = [group_of(key) for key in keys], replace(rows, step=record.step)
+        rows = replace(rows, step=record.step)
         if NOTES_KEY in rows.columns:
             rows = drop_failed(rows, record.settings.min_group)
         record.notes += rows.notes
@@ -267,4 +263,4 @@ def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> 
             where = "that dynamic sampling looked at since the last step"
             refuse_failures(record.notes, record.settings.max_failed, where)
         metric_B = record.metric.read(rows) if record.metric else None
-        cache.update(classify_groups(rows, groups, record.settings, metric_B))
+        cache.update(classify_groups(rows, rows.uids, record.settings, metric_B))

@@ -25,14 +25,7 @@ from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import (
-    NOTES_KEY,
-    BatchRows,
-    RewardError,
-    as_json,
-    group_of,
-    split_key,
-)
+from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RewardError, as_json
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import small_ranges
 from verl_gdpo.hooks.configuration import KL_IN_REWARD
@@ -127,7 +120,7 @@ class AdvantageStep:
     @property
     def keys(self) -> list[str]:
         """`{uid}_{session}_{index}` of each row."""
-        return [self.rows.label(row) for row in range(len(self.rows))]
+        return [str(key) for key in self.rows.keys]
 
     def metrics(
         self, adv_estimator: str, length_B: Sequence[int], *, by_source: bool
@@ -144,7 +137,7 @@ class AdvantageStep:
         metrics = batch_metrics(
             self.rewards,
             self.rows.counted_B,
-            [group_of(key) for key in self.keys],
+            self.rows.uids,
             # with by_token, those that are trained: rollout correction has changed the masks
             self.rows.over_sessions(self.computed.trained_B if by_token else np.array(length_B)),
             settings,
@@ -196,14 +189,13 @@ class DumpRows:
         if rows.step != self._step:  # some trainers dump none
             self._rows.clear()
             self._step, self._batches = rows.step, 0
-        for number, key in enumerate(step.keys):
-            group, session = split_key(split_key(key)[0])
+        for number, key in enumerate(rows.keys):
             shown = {
                 k: v for k, v in rows.extra_info(number).items() if k not in ("score", NOTES_KEY)
             }
-            self._rows[key] = {
-                "group": group,
-                "session": session,
+            self._rows[str(key)] = {
+                "group": key.uid,
+                "session": key.session,
                 "data_source": rows.sources[number],
                 "response_tokens": response_length_B[number],
                 "trained_tokens": int(advantages.trained_B[number]),
@@ -270,7 +262,7 @@ def compute_gdpo(
     if step is None:
         record = record_of(fitting.get())
         settings = record.settings if record else read_settings(config or {})
-        rows = _rows_of(settings, non_tensor_batch or {}, len(response_mask))
+        rows = _rows_of(settings, non_tensor_batch or {}, index)
         step = AdvantageStep(settings, rows)
     rows, settings = step.rows, step.settings
     if len(rows) != len(response_mask):
@@ -292,8 +284,8 @@ def compute_gdpo(
     return advantages_BT, advantages_BT
 
 
-def _rows_of(settings: GdpoSettings, batch: Mapping[str, Any], size: int) -> BatchRows:
+def _rows_of(settings: GdpoSettings, batch: Mapping[str, Any], uids: Any) -> BatchRows:
     columns = {name: batch[name] for name in settings.names if name in batch}
     if not columns:
         raise RewardError(NO_REWARDS)
-    return BatchRows.from_columns(columns, size)
+    return BatchRows.from_columns(columns, uids)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.algorithm.samples import BatchRows, group_of, is_number, split_key
+from verl_gdpo.algorithm.samples import BatchRows, RowKey, is_number
 from verl_gdpo.reward_file import PACKAGE_PREFIX, load
 from verl_gdpo.tasks import TASKS
 
@@ -217,19 +217,16 @@ def _row(row: Any, scorer: Scorer | None) -> dict[str, Any]:
 
 def _scored(row: Mapping[str, Any], scorer: Scorer) -> dict[str, Any]:
     """The row with new rewards; `scorer_score` is their sum, or what the scorer says that it is."""
-    try:
-        group, session = group_of(row["uid"]), split_key(split_key(row["uid"])[0])[1]
-    except ValueError:
-        raise ValueError(f"uid {row['uid']!r}: expected UID_SESSION_INDEX, as V1 writes") from None
+    key = RowKey.of_text(row["uid"])
     source = row.get("data_source", scorer.data_source)
-    is_padding = row.get("is_padding", group.startswith("pad"))
+    is_padding = row.get("is_padding", key.uid.startswith("pad"))
     rewards = {} if is_padding else scorer.rewards(row, source)
     total = sum(
         float(value) for name, value in rewards.items() if name != "score" and is_number(value)
     )
     score = rewards.pop("score", total)
     unknown = dict.fromkeys(("response_tokens", "trained_tokens", "advantage"))
-    of_uid = {"group": group, "session": session, "data_source": source or ""}
+    of_uid = {"group": key.uid, "session": key.session, "data_source": source or ""}
     new = {"rewards": rewards, "is_padding": is_padding, "scorer_score": score, "sum": total}
     return {**unknown, "batch": 0, **row, **of_uid, **new}
 

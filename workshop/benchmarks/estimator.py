@@ -129,7 +129,7 @@ def metrics_rows(device: torch.device) -> Iterator[Row]:
     for (prompts, group), rewards, kind in product(METRICS_SIZES, (2, 8), ("binary", "real")):
         arguments = verl_arguments(prompts, group, rewards, 1024, device, kind)
         settings = read_settings(arguments["config"])
-        rows = BatchRows.from_columns(arguments["non_tensor_batch"], prompts * group)
+        rows = BatchRows.from_columns(arguments["non_tensor_batch"], arguments["index"])
         matrix, ids = RewardMatrix.of(rows, settings), arguments["index"]
         length_B = arguments["response_mask"].sum(dim=1).cpu().numpy()
         scalars = scalars_of(matrix, rows.counted_B, ids, settings)

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from verl_gdpo.algorithm.samples import ERROR_KEY, BatchRows, value_or_error
+from verl_gdpo.algorithm.samples import ERROR_KEY, BatchRows, RowKey, value_or_error
 from verl_gdpo.hooks.verl_questions import make_reward_manager, one_rollout
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import message_of
@@ -30,6 +30,7 @@ NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses c
 THREAD_NAME = "verl-gdpo check"
 AT_ONCE = 16  # calls of a reward function that is not async; verl's workers make about as many
 
+OUR_MANAGER = "reward manager gdpo, "  # how the messages of `scorer_calls.describe` begin
 END = 0  # the end-of-turn token
 TOKENS = re.compile(r" ?\w{1,8}|\W{1,4}")
 RIGHT = "ground truth"  # a kind of response
@@ -45,6 +46,11 @@ class Sample:
     label: str
     source: str
 
+    @property
+    def uid(self) -> str:
+        """The prompt, as verl would name it: samples of one row share it."""
+        return str(self.row)
+
 
 @dataclass(frozen=True)
 class DryRun:
@@ -54,14 +60,15 @@ class DryRun:
     problems: Sequence[str]  # samples that could not be scored, which are not in `infos`
 
     def rows(self) -> BatchRows:
-        rows = BatchRows.from_keys(
-            keys=[f"{sample.row}_{number}_0" for number, sample in enumerate(self.samples)],
+        """The samples as a batch: those of one row are a group."""
+        return BatchRows.of(
+            keys=RowKey.of_uids(sample.uid for sample in self.samples),
+            labels=[sample.label for sample in self.samples],
             infos=self.infos,
             sources=[sample.source for sample in self.samples],
             is_padding=[False] * len(self.samples),
             step=FIRST_STEP,
         )
-        return replace(rows, label=lambda row: self.samples[row].label)
 
 
 class Words:
@@ -163,7 +170,7 @@ def _answers(
 
     async def score(place: int, sample: Sample) -> None:
         row, prompt = rows[sample.row].fields, config.data.prompt_key
-        columns = {"raw_prompt": row[prompt], "uid": sample.label, "global_steps": FIRST_STEP}
+        columns = {"raw_prompt": row[prompt], "uid": sample.uid, "global_steps": FIRST_STEP}
         rollout = one_rollout([END], WORDS.encode(sample.response), row, **columns)
         try:
             arrived.put((place, await manager.run_single(rollout)))
@@ -215,7 +222,8 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
             "need. With reward.reward_manager.name=gdpo, its numbers are the rewards"
         )
     if isinstance(answer, BaseException):
-        text = str(answer) if sample.label in str(answer) else message_of(answer)
+        # our manager's message names the cause already
+        text = str(answer) if str(answer).startswith(OUR_MANAGER) else message_of(answer)
         if "response_tokens" in text:
             text += ". Only reward.reward_manager.name=gdpo passes extra_info['response_tokens']"
     elif not (text := answer.get("reward_extra_info", {}).get(ERROR_KEY, "")):
@@ -225,7 +233,7 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
         except ValueError as error:
             text = str(error)
         text = text and f"the score {text}"
-    return text if not text or sample.label in text else f"{sample.label}: {text}"
+    return f"{sample.label}: {text}" if text else ""
 
 
 def make_samples(config: Any, rows: Sequence[DataRow], more: Responses) -> list[Sample]:
