@@ -33,8 +33,8 @@ def test_everything_set():
     ("written", "term"),
     [
         (1, RewardTerm(1.0)),
-        ({}, RewardTerm(1.0, None, "zero", None)),
-        ({"when": {"reward": "b", "at_least": 1}}, RewardTerm(1.0, Condition("b", 1.0), "zero")),
+        ({}, RewardTerm(1.0, None, None, None)),
+        ({"when": {"reward": "b", "at_least": 1}}, RewardTerm(1.0, Condition("b", 1.0))),
         (
             {
                 "weight": 0.5,
@@ -121,7 +121,7 @@ OF_TERM = [
     ({"weight": {True: 1.0}}, f".a.weight.1: got True; Input {WHOLE}"),
     ({"wieght": 1}, ".a: got {'wieght': 1}; wieght: unknown setting; did you mean 'weight'?"),
     ({"otherwise": "zero"}, ".a: got {'otherwise': 'zero'}; otherwise needs when"),
-    (when() | {"otherwise": "none"}, ".a.otherwise: got 'none'; Input should be 'zero' or 'miss"),
+    (when() | {"otherwise": "none"}, ".a.otherwise: got 'none'; expected zero, missing or a"),
     ({"when": "b"}, ".a.when: got 'b'; Input should be a dictionary"),
     ({"when": {"reward": "b"}}, ".a.when.at_least: got {'reward': 'b'}; Field required"),
     (when(at_most=1), ".a.when.at_most: got 1; Unexpected keyword argument"),

@@ -8,8 +8,12 @@ from omegaconf import OmegaConf
 from run_config import run_config
 
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks import configuration
 from verl_gdpo.hooks.configuration import has_gdpo, row_names, settings_of_run
+from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.tools.compose import composed
+
+WHEN = {"reward": "format", "at_least": 1}
 
 
 def run(rewards, custom=None, manager="gdpo", **kwargs):
@@ -24,10 +28,11 @@ def run(rewards, custom=None, manager="gdpo", **kwargs):
         ({"format": 0.5}, {}, ["correctness"], "{format: 0.5, correctness: 1.0}"),
         ({"format_reward": 2}, {}, ["correctness"], "{format_reward: 2, correctness: 1.0}"),
         (
-            {"correctness": {"weight": {0: 1.0}, "when": {"reward": "format", "at_least": 1}}},
+            {"correctness": {"weight": {0: 1.0}, "when": WHEN, "otherwise": "missing"}},
             {"max_correctness": 1},
             ["format"],
-            "{correctness: {weight: {0: 1.0}, when: {reward: format, at_least: 1}}, format: 1.0}",
+            "{correctness: {weight: {0: 1.0}, when: {reward: format, at_least: 1}, "
+            "otherwise: missing}, format: 1.0}",
         ),
         (
             {"format": None, "corectness": 1},
@@ -47,6 +52,46 @@ def test_a_partial_mapping_is_refused_with_the_whole_line(rewards, options, abse
         assert "'corectness' is none of them; did you mean 'correctness'?" in str(error.value)
         del whole.algorithm.gdpo.rewards.corectness
     assert settings_of_run(whole, ["rlla"]).rewards.keys() >= {*absent}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "term", "words"),
+    [
+        # tool_rl declares correctness from -3 to 3
+        ("gdpo", {}, "gets 0 (the default), which is better than -3, which is within its bounds"),
+        ("grpo", {}, "gets 0 (the default), which is better than -3"),
+        ("gdpo", {"bounds": [0, 3]}, None),
+        ("gdpo", {"bounds": [0, 3], "weight": -1}, "with weight=-1.0, which is better than 3"),
+        ("gdpo", {"otherwise": "missing"}, None),
+        ("gdpo", {"otherwise": -3}, None),
+    ],
+)
+def test_a_default_with_which_failing_a_condition_pays_is_refused(estimator, term, words, caplog):
+    config = run({"format": 1, "correctness": {"when": WHEN, **term}})
+    config.algorithm.adv_estimator = estimator
+    if words is None:
+        assert settings_of_run(config, ["rlla"])
+    else:
+        with pytest.raises(ValueError, match=re.escape(words)) as error:
+            settings_of_run(config, ["rlla"])
+        choices = re.findall(r"'\+\+.*?'", str(error.value))
+        assert len(choices) == (3 if estimator == "gdpo" else 2)
+        for line in choices:  # each of them is taken
+            assert settings_of_run(composed(config, shlex.split(line)), ["rlla"])
+        assert settings_of_run(config, ["rlla"], is_recorded=True)  # a run that has trained so
+    assert "correctness: a sample" not in caplog.text or words is not None
+
+
+def test_what_the_user_has_written_is_taken_with_one_warning_of_the_trainer(caplog, monkeypatch):
+    monkeypatch.setattr(configuration, "_warned", set())
+    cost = {"when": WHEN, "otherwise": "zero", "bounds": [-3.5, 0]}
+    config = run({"format": 1, "cost": cost}, custom="my_rewards.py")
+    assert settings_of_run(config, ["mine"])  # in each process of a run
+    assert caplog.records == []
+    for _ in range(2):
+        assert TrainerRecord.of(config)
+    (warning,) = (each for each in caplog.records if each.levelname == "WARNING")
+    assert "cost: a sample without 'format' of at least 1 gets 0" in warning.getMessage()
 
 
 def test_a_mapping_that_accounts_for_all():

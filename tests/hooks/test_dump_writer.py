@@ -10,8 +10,10 @@ from decimal import Decimal
 from types import SimpleNamespace
 
 import numpy as np
+import oracle
 import pytest
 import torch
+from pages import PAGES
 from torch.utils._python_dispatch import TorchDispatchMode
 from v1_step import A_OF, dump, fill, make_trainer, ours, sample_and_train, step_of
 from verl import DataProto
@@ -194,6 +196,39 @@ def test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained(queue
     std = np.sqrt(((S - mean) ** 2 * tokens).sum() / 7)
     assert metrics["gdpo/batch_norm_mean"] == pytest.approx(mean)
     assert metrics["gdpo/batch_norm_std"] == pytest.approx(std)
+
+
+def test_a_sample_that_rollout_correction_rejects_stays_in_its_group(queue, tmp_path):
+    """On purpose, as in verl's grpo: rejection judges the probabilities, and not the reward."""
+    advantages = {}
+    for mode in ("rejects", "keeps"):
+        infos = [{"a": a, "score": a} for a in (100.0, 1.0, 1.0, 0.0)]
+        queue.add_group("u", infos, [2] * 4)
+        for key in list(queue.rows):
+            ratio = 0.5 if key == "u_0_0" and mode == "rejects" else 0.0
+            queue.rows[key]["old_log_probs"] = torch.full((2,), -1.0 + ratio)
+            queue.rows[key]["rollout_log_probs"] = torch.full((2,), -1.0)
+        correction = "algorithm.rollout_correction"
+        trainer = ours(
+            tmp_path,
+            f"{correction}.rollout_rs=seq_mean_k1",
+            f"{correction}.rollout_rs_threshold='0.98_1.02'",
+            "+algorithm.gdpo.batch_norm=none",
+        )
+        batch, metrics = step_of(trainer, 1)
+        share = 0.25 if mode == "rejects" else 0.0
+        assert metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == share
+        rows = [queue.rows[key] for key in batch.keys]
+        trained = [bool(row["response_mask"].any()) for row in rows]
+        assert trained == [mode == "keeps", True, True, True]
+        advantages[mode] = [float(row["advantages"][0]) for row in rows]
+    of_all = oracle.gdpo([[100.0], [1.0], [1.0], [0.0]], ["u"] * 4, batch_norm="none")
+    assert advantages["keeps"] == pytest.approx(of_all, abs=1e-6)
+    # its own tokens are not trained, and its siblings have the same advantages as before
+    assert advantages["rejects"] == pytest.approx([0.0, *of_all[1:]], abs=1e-6)
+    without = oracle.gdpo([[1.0], [1.0], [0.0]], ["u"] * 3, batch_norm="none")
+    moved = f"each 1 goes from {without[0]:.2f} to {of_all[1]:.2f} before".replace("0.", ".")
+    assert moved in PAGES["docs/trainers.md"]
 
 
 ODD = {

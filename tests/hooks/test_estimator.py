@@ -46,7 +46,7 @@ def test_columns_of_a_trainer_that_is_not_ours():
 
 
 def test_a_column_that_only_a_condition_reads():
-    rewards = {"a": {"when": {"reward": "b", "at_least": 1}}}
+    rewards = {"a": {"when": {"reward": "b", "at_least": 1}, "otherwise": "zero"}}
     met = [[a if b >= 1 else 0] for a, b in REWARDS]
     advantages, _ = estimate(rewards=rewards)
     assert advantages[:, 0].tolist() == pytest.approx(oracle.gdpo(met, GROUPS.tolist()), abs=1e-6)

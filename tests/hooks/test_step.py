@@ -1,13 +1,15 @@
 """What is known of a step: who sees it, and the advantage and the trained tokens of each row."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.algorithm.samples import BatchRows
-from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
+from verl_gdpo.algorithm.samples import BatchRows, RewardError
+from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
+from verl_gdpo.hooks import configuration
 from verl_gdpo.hooks import step as step_module
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 
@@ -79,6 +81,46 @@ def test_a_range_that_is_no_weight_is_logged_once(settings, more, named, caplog,
     for text, start in zip(lines, named, strict=True):
         assert text.startswith(f"verl-gdpo: {start}")
         assert text.endswith("it counts as much as the others; its range is no weight")
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_a_step_ends_where_failing_a_condition_pays_unless_the_user_wants_it(
+    estimator, caplog, monkeypatch
+):
+    monkeypatch.setattr(configuration, "_warned", set())
+    costs = (
+        {"right": [1.0, 1.0, 0.0], "cost": [0.0, 0.0, 0.0]},
+        {
+            "right": [1.0, 1.0, 0.0],
+            "cost": [0.0, -3.5, 0.0],
+        },
+    )
+    first, second = (BatchRows.from_columns(columns, ["u"] * 3) for columns in costs)
+    term = RewardTerm(when=Condition("right", 1.0))
+    default = GdpoSettings(rewards={"right": RewardTerm(), "cost": term})
+    AdvantageStep(default, first).check(estimator)  # nothing is negative yet
+    message = r"^algorithm.gdpo.rewards.cost: a sample .* better than -3.5, which row 1 has, so"
+    with pytest.raises(RewardError, match=message):
+        AdvantageStep(default, second).check(estimator)
+    assert not any("cost: a sample" in text for text in caplog.messages)
+    zero = replace(default, rewards={**default.rewards, "cost": replace(term, otherwise="zero")})
+    for _ in range(2):
+        AdvantageStep(zero, second).check(estimator)
+    (warning,) = (each for each in caplog.records if "cost: a sample" in each.getMessage())
+    assert warning.levelname == "WARNING" and "otherwise=zero" in warning.getMessage()
+
+
+def test_a_loop_of_the_users_is_refused_too(monkeypatch):
+    rewards = {"cost": {"when": {"reward": "right", "at_least": 1}}, "right": 1.0}
+    columns = {"right": np.array([1.0, 0.0]), "cost": np.array([-1.0, 0.0])}
+    with pytest.raises(RewardError, match=r"cost: a sample .* gets 0 .* better than -1"):
+        step_module.compute_gdpo(
+            torch.zeros(2, 1),
+            torch.ones(2, 1),
+            np.array(["u", "u"]),
+            {"gdpo": {"rewards": rewards}},
+            non_tensor_batch=columns,
+        )
 
 
 def test_a_token_counts_once_whatever_marks_it():

@@ -235,6 +235,40 @@ def test_validation_rows_that_training_rows_ask(check, data, tmp_path):
     )
 
 
+PENALTY = """
+def right_and_cost(solution_str, ground_truth, **_):
+    return {"right": float(solution_str == ground_truth), "cost": -len(solution_str) / 100}
+"""
+
+
+@pytest.mark.parametrize(
+    ("term", "code", "words"),
+    [
+        ("bounds: [-99, 0]", 1, "better than -99, which is within its bounds [-99, 0], so that"),
+        # no bounds: only the values tell it
+        ("weight: 1", 1, r"which row 0 of"),
+        ("otherwise: zero", 0, "gets 0 (otherwise=zero), which is better than"),
+        ("bounds: [-99, 0], otherwise: zero", 0, "better than -99, which is within its bounds"),
+        ("otherwise: missing", 0, None),
+        ("otherwise: -99", 0, None),
+    ],
+)
+def test_a_condition_that_failing_pays_for_is_found_before_the_training(
+    check, tmp_path, term, code, words
+):
+    (tmp_path / "penalty.py").write_text(PENALTY)
+    cost = f"{{when: {{reward: right, at_least: 1}}, {term}}}"
+    exit_code, output, messages = check(
+        f"reward.custom_reward_function.path={tmp_path}/penalty.py",
+        "reward.custom_reward_function.name=right_and_cost",
+        f"++algorithm.gdpo.rewards={{right: 1, cost: {cost}}}",
+    )
+    told = " ".join((messages if code else output).split())
+    assert exit_code == code
+    assert told.count("rewards.cost: a sample") == (words is not None)
+    assert words is None or words in told
+
+
 RUBRICS = """
 import json
 

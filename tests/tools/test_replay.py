@@ -205,6 +205,27 @@ def test_schedules_and_conditions_hold_at_each_step(tmp_path):
     assert unscheduled.worst.difference > 0.1
 
 
+def test_a_run_that_paid_for_failing_is_reproduced_and_a_change_to_it_is_refused(tmp_path, capsys):
+    """An earlier version took the default where the values of a gated reward are negative."""
+    when = {"reward": "x", "at_least": 1}
+    raw, gated = [(1, 0), (1, -4), (0, -1)], [(1, 0), (1, -4), (0, 0)]
+    expected = oracle.gdpo(gated, ["p"] * 3)
+    rows = [
+        rollout(f"p_{i}_0", a, x=x, y=y)
+        for i, ((x, y), a) in enumerate(zip(raw, expected, strict=True))
+    ]
+    algorithm = {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": {"when": when}}}}
+    folder = str(write(tmp_path, {1: rows}, algorithm))
+    assert main([folder]) == 0
+    assert main([folder, "++algorithm.gdpo.eps=0.1"]) == 0  # says nothing of the condition
+    assert main([folder, "++algorithm.gdpo.rewards={y: {otherwise: missing}}"]) == 0
+    capsys.readouterr()
+    assert main([folder, "++algorithm.gdpo.rewards.y.weight=2"]) == 1
+    told = capsys.readouterr().err
+    assert "rewards.y: a sample without 'x' of at least 1 gets 0 (the default)" in told
+    assert "which is better than -4, which p_1_0 has" in told
+
+
 def test_bounds_that_the_runs_scorer_declares(tmp_path):
     # format is in [0, 1]: half reached, so sqrt .5; correctness in [-3, 3]: also half
     values = {"p_0_0": (0, -3), "p_1_0": (0, 3), "p_2_0": (1, 3), "p_3_0": (1, -3)}

@@ -31,6 +31,45 @@ from verl_gdpo.algorithm.zero import Floats, is_the_sum, with_slack
 
 
 @dataclass(frozen=True)
+class RawRewards:
+    """The rewards of the N samples of a batch before their conditions, NaN where missing.
+
+    samples: the row of each sample.
+    values: {reward: its N values}, also of rewards that conditions alone read. The value of a
+        rubric is the weighted sum of its criteria.
+    rubrics: {reward: its criteria} of those that have some.
+    """
+
+    samples: Sequence[int]
+    values: Mapping[str, Floats]
+    rubrics: Mapping[str, Rubric]
+
+    @classmethod
+    def of(
+        cls, names: Iterable[str], rows: BatchRows, samples: Sequence[int], settings: GdpoSettings
+    ) -> "RawRewards":
+        """Look up and check these rewards; see `RewardMatrix.of`."""
+        values, rubrics = {}, {}
+        for name in names:
+            values[name] = _column(name, rows, samples, settings)
+            key = f"{RUBRIC_KEY}{name}"
+            if key in rows.columns:
+                criteria = [rows.columns[key][row] for row in samples]
+                rubrics[name] = Rubric.of(criteria, settings.rubric_weights)
+                values[name] = rubrics[name].score_N
+            if name in settings.bounds:
+                _check_bounds(name, values[name], settings.bounds[name], rows, samples)
+        return cls(samples, values, rubrics)
+
+    def terms_of(self, name: str) -> dict[str, Floats]:
+        """Return {term: its N values} of a reward: itself, or each criterion of a rubric."""
+        if name not in self.rubrics:
+            return {name: self.values[name]}
+        criteria_JN = self.rubrics[name].values_NJ.T
+        return {f"{name}/{j}": criterion_N for j, criterion_N in enumerate(criteria_JN)}
+
+
+@dataclass(frozen=True)
 class RewardMatrix:
     """The K rewards in use, after their conditions; 0 where absent or not counted."""
 
@@ -38,6 +77,7 @@ class RewardMatrix:
     values_BK: Floats  # of a rubric, the weighted sum of its criteria
     present_BK: npt.NDArray[np.bool_]
     criteria: Terms | None = None  # of a batch with a rubric
+    raw: RawRewards | None = None  # None if it was not made of rows
 
     @cached_property
     def terms(self) -> Terms:
@@ -57,49 +97,49 @@ class RewardMatrix:
                 outside its bounds. If no rewards are configured, also: rows of one data source have
                 different rewards, or a `score` is not the sum of all rewards.
         """
-        counted_B = rows.counted_B
-        counted = np.flatnonzero(counted_B).tolist()
-        if not counted:
+        samples = np.flatnonzero(rows.counted_B).tolist()
+        if not samples:
             raise RewardError("the batch holds no sample, only padding and what on_error=drop took")
-        terms = _terms(rows, counted, settings)
-        raw = {name: _column(name, rows, counted, settings) for name in terms.names}
-        rubrics = {
-            name: Rubric.of([rows.columns[key][row] for row in counted], settings.rubric_weights)
-            for name in raw
-            if (key := f"{RUBRIC_KEY}{name}") in rows.columns
-        }
-        raw |= {name: rubric.score_N for name, rubric in rubrics.items()}
-        for name in raw.keys() & settings.bounds.keys():
-            _check_bounds(name, raw[name], settings.bounds[name], rows, counted)
-        for row in rows.own_scores.keys() & {*counted}:
+        rewards = _terms(rows, samples, settings)
+        raw = RawRewards.of(rewards.names, rows, samples, settings)
+        for row in rows.own_scores.keys() & {*samples}:
             _value("reward_score", rows.own_scores[row], rows, row)
         if settings.rewards is None and (rows.own_scores or "score" in rows.columns):
-            _check_scores(rows, counted, raw)
-        parts = {name: [name] for name in terms}
-        for name in rubrics.keys() & terms:
-            criteria = {f"{name}/{j}": of for j, of in enumerate(rubrics[name].values_NJ.T)}
-            raw, parts[name] = raw | criteria, [*criteria]
-        split = WeightedSum({part: terms[name] for name in terms for part in parts[name]})
-        if any(term.when for term in terms.values()):
-            samples = zip(*map(_with_none, raw.values()), strict=True)
-            gated = [split.gate(dict(zip(raw, sample, strict=True))) for sample in samples]
-            raw = {name: _with_nan(values[name] for values in gated) for name in split}
-        values_BM = np.full((len(rows), len(split)), np.nan)
-        values_BM[counted_B] = np.stack([raw[name] for name in split], axis=1)
+            _check_scores(rows, samples, raw.values)
+        if raw.rubrics:
+            check_rubrics(rows)
+        gated = _gated(raw, rewards)
+        values_BM = np.full((len(rows), len(gated)), np.nan)
+        values_BM[samples] = np.stack(list(gated.values()), axis=1)
         present_BM, values_BM = ~np.isnan(values_BM), np.nan_to_num(values_BM)
-        weights = terms.weights_at(rows.step)
-        if not rubrics:
-            return cls(weights, values_BM, present_BM)
-        check_rubrics(rows)
-        factor_BM, one_N1 = np.zeros_like(values_BM), np.ones((len(counted), 1))
-        factors = [rubrics[k].weights_NJ if k in rubrics else one_N1 for k in terms]
-        factor_BM[counted_B] = np.hstack(factors)
-        weights_M = [weights[name] for name in terms for _ in parts[name]]
-        starts_K = np.cumsum([0, *map(len, parts.values())])[:-1].tolist()
-        of_all = Terms(values_BM, present_BM, factor_BM * weights_M, starts_K)
+        weights = rewards.weights_at(rows.step)
+        if not raw.rubrics:
+            return cls(weights, values_BM, present_BM, raw=raw)
+        return cls._of_criteria(raw, weights, values_BM, present_BM)
+
+    @classmethod
+    def _of_criteria(
+        cls,
+        raw: RawRewards,
+        weights: Mapping[str, float],
+        values_BM: Floats,
+        present_BM: npt.NDArray[np.bool_],
+    ) -> "RewardMatrix":
+        """Put the weighted sum of a rubric in the place of its criteria, which are the terms."""
+        one_N1 = np.ones((len(raw.samples), 1))
+        factors: list[Floats] = []
+        starts_K: list[int] = []
+        weights_M: list[float] = []
+        for name, weight in weights.items():
+            starts_K.append(len(weights_M))
+            factors.append(raw.rubrics[name].weights_NJ if name in raw.rubrics else one_N1)
+            weights_M += [weight] * len(raw.terms_of(name))
+        factor_BM = np.zeros_like(values_BM)
+        factor_BM[raw.samples] = np.hstack(factors)
+        criteria = Terms(values_BM, present_BM, factor_BM * weights_M, starts_K)
         present_BK = np.logical_or.reduceat(present_BM & (factor_BM != 0), starts_K, axis=1)
         score_BK = np.add.reduceat(values_BM * factor_BM, starts_K, axis=1)
-        return cls(weights, score_BK, present_BK, of_all)
+        return cls(weights, score_BK, present_BK, criteria, raw)
 
     def ranges(self, settings: GdpoSettings) -> dict[str, float]:
         """Return each reward's range, declared or of these rows; 0 for one that no row has."""
@@ -221,6 +261,23 @@ def _check_same_names(
                     f"{_names(rows.extra_info(first))}. Return the same names for every sample, "
                     "None where one does not apply, or name the rewards in algorithm.gdpo.rewards"
                 )
+
+
+def _gated(raw: RawRewards, rewards: WeightedSum) -> dict[str, Floats]:
+    """Return {term: its N values after the condition of its reward}, NaN where missing."""
+    values: dict[str, Floats] = {}
+    term_of = WeightedSum()  # {term: what is set for its reward}
+    for name, setting in rewards.items():
+        for term, value_N in raw.terms_of(name).items():
+            values[term] = value_N
+            term_of[term] = setting
+    if all(setting.when is None for setting in rewards.values()):
+        return values
+    columns = {**raw.values, **values}  # conditions read the former
+    gated = []
+    for sample in zip(*map(_with_none, columns.values()), strict=True):
+        gated.append(term_of.gate(dict(zip(columns, sample, strict=True))))
+    return {term: _with_nan(of_sample[term] for of_sample in gated) for term in values}
 
 
 def _column(name: str, rows: BatchRows, counted: Sequence[int], settings: GdpoSettings) -> Floats:

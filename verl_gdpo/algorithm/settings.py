@@ -15,13 +15,21 @@ algorithm:
 """
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+)
 from pydantic.dataclasses import dataclass
 
 from verl_gdpo.algorithm.equation import STRICT, Number, Options
@@ -53,6 +61,15 @@ def _low_below_high(bounds: Bounds) -> Bounds:
     if not bounds[0] < bounds[1]:
         raise ValueError("expected the lowest value below the highest")
     return bounds
+
+
+def _otherwise(value: Any) -> Any:
+    if value is None or value in ("zero", "missing"):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise ValueError("expected zero, missing or a finite number")
+    return float(value)
 
 
 RewardName = Annotated[str, BeforeValidator(_reward_name)]
@@ -89,10 +106,25 @@ class RewardTerm:
     """a factor on the normalised reward, or a schedule: `{training step: weight}`"""
     when: Condition | None = None
     """the condition of a sample: `{reward: NAME, at_least: NUMBER}`"""
-    otherwise: Literal["zero", "missing"] = "zero"
-    """without the condition, the value becomes 0 (`zero`), or the sample is left out (`missing`)"""
+    otherwise: Annotated[Literal["zero", "missing"] | float | None, PlainValidator(_otherwise)] = (
+        None
+    )
+    """without the condition: a number or `zero` is the value, `missing` leaves the sample out"""
     bounds: Annotated[tuple[Number, Number], AfterValidator(_low_below_high)] | None = None
     """the lowest and the highest value; a value outside stops the run"""
+
+    @property
+    def fallback(self) -> float | None:
+        """The value of a sample that does not meet the condition; None means missing.
+
+        Without `otherwise` it is 0, which `conditions.py` refuses where 0 is better than what can
+        be reached by meeting the condition.
+        """
+        if self.otherwise == "missing":
+            return None
+        if self.otherwise is None or self.otherwise == "zero":
+            return 0.0
+        return self.otherwise
 
     @property
     def weights(self) -> dict[int, float]:
@@ -126,7 +158,7 @@ def _term(value: Any) -> Any:
     for key in value:
         if key not in known:
             raise ValueError(f"{key}: unknown setting{hint(key, known)}")
-    if "otherwise" in value and value.get("when") is None:
+    if value.get("otherwise") is not None and value.get("when") is None:
         raise ValueError("otherwise needs when")
     return value
 
@@ -153,7 +185,7 @@ class WeightedSum(dict[str, RewardTerm]):
         values = {name: raw[name] for name in self}
         for name, term in self.items():
             if raw[name] is not None and term.when and not term.when.holds(raw):
-                values[name] = 0.0 if term.otherwise == "zero" else None
+                values[name] = term.fallback
         return values
 
     def score(self, raw: Mapping[str, float | None], step: int | None = None) -> float:
@@ -276,8 +308,8 @@ class GdpoSettings(Options):
                 )
 
     def range_of(self, name: str) -> Bounds | None:
-        """Return the bounds of a reward after its condition, which may set the reward to 0."""
+        """Return the bounds of a reward after its condition, which may give it another value."""
         bounds, term = self.bounds.get(name), self.terms.get(name)
-        if bounds and term and term.when is not None and term.otherwise == "zero":
-            return min(bounds[0], 0.0), max(bounds[1], 0.0)
-        return bounds
+        if bounds is None or term is None or term.when is None or term.fallback is None:
+            return bounds
+        return min(bounds[0], term.fallback), max(bounds[1], term.fallback)

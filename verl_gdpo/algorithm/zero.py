@@ -160,6 +160,11 @@ def with_slack(bounds: tuple[float, float]) -> tuple[float, float, float]:
     return low, high, 1e-6 * (high - low)
 
 
+def is_gain(gain: float, largest: float) -> bool:
+    """Is a reward better than another by more than float32 leaves of numbers of this size?"""
+    return gain > max(NO_SIGNAL, 1e-6 * largest)
+
+
 def is_the_sum(score: Any, total: Any) -> Any:
     """Is a scorer's `score` the sum of its rewards? It may have added in float32."""
     return np.abs(score - total) <= 1e-5 * np.maximum(1.0, np.abs(total))

@@ -1,18 +1,22 @@
 """The settings of a run, whose scorers declare rewards; refuses what cannot work with GDPO."""
 
 import functools
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_gdpo import tasks as rewards
+from verl_gdpo.algorithm.conditions import PaidFailure, paid_by_bounds
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
 from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.hooks.function_list import KEY as FUNCTIONS
 from verl_gdpo.hooks.function_list import algorithm_of, entries_of, weights_of_entry
+
+logger = logging.getLogger(__name__)
 
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
@@ -37,7 +41,7 @@ def settings_of_run(
         has_manager: whether the reward manager is ours or a subclass of ours. With None, the
             manager's name decides.
         is_recorded: whether a run has trained with these rewards; an older version allowed it to
-            say nothing of some of them.
+            say nothing of some of them, and to pay for failing a condition.
 
     Returns:
         The settings, or None if neither the estimator nor the reward manager is gdpo.
@@ -63,12 +67,37 @@ def settings_of_run(
         _refuse_partial(settings.rewards_as_written, returned)
         if sources and _our_scorers_alone(config) and all(returned.values()):
             _refuse_never_returned(settings, {*sources}, returned)
+    if not is_recorded:
+        for paid in paid_failures(config, settings):
+            if paid.is_default:
+                raise ValueError(paid.message)
     if uses_estimator:
         disagreed = {name for name, pair in declared.items() if pair is None}
         later = disagreed if sources is None else set()
         used = {name for name, term in settings.terms.items() if term.is_used}
         settings.check_bounds(sorted(used - later))
     return settings
+
+
+def paid_failures(config: Any, settings: GdpoSettings) -> list[PaidFailure]:
+    """Return the rewards whose bounds tell that failing their condition pays."""
+    is_summed = sums_first(config.algorithm.adv_estimator, settings)
+    return paid_by_bounds(settings, is_summed=is_summed)
+
+
+def sums_first(adv_estimator: str, settings: GdpoSettings) -> bool:
+    """Return whether the rewards are added up before they are normalised."""
+    return adv_estimator != "gdpo" or settings.group_norm == "summed"
+
+
+def warn_once(paid: PaidFailure) -> None:
+    """Log a value of `otherwise` that the user has written; the step finds it again and again."""
+    if paid.reward not in _warned:
+        _warned.add(paid.reward)
+        logger.warning("verl-gdpo: %s", paid.message)
+
+
+_warned: set[str] = set()  # rewards
 
 
 def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Bounds | None]:
@@ -261,7 +290,7 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
             f"would not be called. Move it into the list: {moved}"
         )
     conditions = {term.when.reward for term in settings.terms.values() if term.when}
-    is_summed = not uses_estimator or settings.group_norm == "summed"
+    is_summed = sums_first(config.algorithm.adv_estimator, settings)
     for name, entry in entries_of(config).items():
         on_error, why = entry["on_error"], ""
         if on_error == "missing" and (is_summed or conditions & {*weights_of_entry(name, entry)}):

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from verl_gdpo.algorithm.conditions import paid_in_batch
 from verl_gdpo.algorithm.dropped import drop_failed, refuse_failures
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
@@ -28,7 +29,7 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RewardError, as_json
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import small_ranges
-from verl_gdpo.hooks.configuration import KL_IN_REWARD
+from verl_gdpo.hooks.configuration import KL_IN_REWARD, sums_first, warn_once
 from verl_gdpo.hooks.extend import Function, load, record_of
 
 logger = logging.getLogger(__name__)
@@ -91,15 +92,28 @@ class AdvantageStep:
     def check(self, adv_estimator: str) -> None:
         """Raise RewardError for what the batch must not train on, whichever estimator runs.
 
-        It drops samples too. See `RewardMatrix.of` and `RewardMatrix.check_own_scores`.
+        It drops samples too. See `RewardMatrix.of`, `RewardMatrix.check_own_scores` and
+        `conditions.py`.
         """
         if NOTES_KEY in self.rows.columns:
             self.rows = drop_failed(self.rows, self.settings.min_group)
             refuse_failures(self.rows.notes, self.settings.max_failed, f"of step {self.rows.step}")
-        if adv_estimator == "gdpo":
-            _ = self.rewards
-        else:
+        self._refuse_paid_failures(adv_estimator)
+        if adv_estimator != "gdpo":
             self.rewards.check_own_scores(self.rows)
+
+    def _refuse_paid_failures(self, adv_estimator: str) -> None:
+        """Raise RewardError, or warn once, where failing the condition of a reward pays.
+
+        Bounds may not have told it when the run started.
+        """
+        raw, settings = self.rewards.raw, self.settings
+        assert raw is not None  # it was made of the rows
+        is_summed = sums_first(adv_estimator, settings)
+        for paid in paid_in_batch(raw, self.rows, settings, is_summed=is_summed):
+            if paid.is_default:
+                raise RewardError(paid.message)
+            warn_once(paid)
 
     @property
     def computed(self) -> TokenAdvantages:
@@ -264,6 +278,7 @@ def compute_gdpo(
         settings = record.settings if record else read_settings(config or {})
         rows = _rows_of(settings, non_tensor_batch or {}, index)
         step = AdvantageStep(settings, rows)
+        step.check("gdpo")
     rows, settings = step.rows, step.settings
     if len(rows) != len(response_mask):
         raise RuntimeError(

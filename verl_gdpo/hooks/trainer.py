@@ -40,7 +40,13 @@ from verl_gdpo.hooks.before_training import (
     scored_rows,
     training_sources,
 )
-from verl_gdpo.hooks.configuration import has_gdpo, has_own_scorer, settings_of_run
+from verl_gdpo.hooks.configuration import (
+    has_gdpo,
+    has_own_scorer,
+    paid_failures,
+    settings_of_run,
+    warn_once,
+)
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
@@ -80,6 +86,7 @@ class TrainerRecord:
         if settings is None:
             return None
         raise_refusals()
+        warn_of_paid_failures(config, settings)
         logger.info(
             "verl-gdpo %s replaces the gdpo of verl %s; adv_estimator=%s, reward manager %s, %s",
             verl_gdpo.__version__,
@@ -106,6 +113,7 @@ class TrainerRecord:
                     self.sources = {*rows["data_source"]}
                     settings = settings_of_run(config, self.sources, has_manager=True)
                     self.settings = settings or self.settings
+                    warn_of_paid_failures(config, self.settings)
                 check_ground_truths(rows, f"data.{key}_files")
 
     def keep(self, trainer: Any, step: AdvantageStep, lengths: Sequence[int]) -> dict[str, float]:
@@ -120,6 +128,12 @@ class TrainerRecord:
         self.sources.update(step.rows.sources)
         estimator = trainer.config.algorithm.adv_estimator
         return step.metrics(estimator, lengths, by_source=len(self.sources) > 1)
+
+
+def warn_of_paid_failures(config: Any, settings: GdpoSettings) -> None:
+    """Log, in the trainer's process alone, where failing a condition pays as the user wants it."""
+    for paid in paid_failures(config, settings):
+        warn_once(paid)
 
 
 # --- V1 trainers --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from omegaconf import OmegaConf
 
+from verl_gdpo.algorithm.conditions import paid_in_batch
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import ROLLOUT_FACTS, may_be_meant, value_or_error
 from verl_gdpo.algorithm.settings import GdpoSettings
@@ -15,7 +16,7 @@ from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks import verl_questions
 from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
-from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.hooks.configuration import paid_failures, settings_of_run, sums_first
 from verl_gdpo.hooks.function_list import JOINT, entries_of, limited_functions, silence
 from verl_gdpo.hooks.reward_functions import reward_functions
 from verl_gdpo.terminal import render
@@ -60,6 +61,8 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     if plan and plan[0] and steps:
         output.ask(rules.weights_end, plan[0], steps[0])
     output.warn(rules.hardly_meant, config)
+    if plan and plan[0]:
+        output.warn(rules.paid_failures, config, plan[0])
     output.refuse(rules.broken_rules, config)
     environment = output.ask(machine.check_environment, config)
     if environment is None:
@@ -166,6 +169,10 @@ def _try_rewards(
         return
     output.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
     tables = ScoreTables(run, settings)
+    if settings is not None:
+        problems, remarks = tables.paid_failures(config, settings)
+        output.problems += problems
+        output.say(remarks, is_warning=True)
     sources = {source for file in training for source in file.sources}
     if not options.allow_flat and not rules.validates_only(config):
         output.problems += tables.without_signal(sources)
@@ -224,6 +231,21 @@ class ScoreTables:
             for line in lines
             if line.remark == NEVER_VARIES
         ]
+
+    def paid_failures(self, config: Any, settings: GdpoSettings) -> tuple[list[str], list[str]]:
+        """Return problems and remarks of conditions that failing pays for, by these values."""
+        problems: list[str] = []
+        remarks: list[str] = []
+        known = {paid.reward for paid in paid_failures(config, settings)}
+        if self.rewards.raw is None:
+            return problems, remarks
+        is_summed = sums_first(config.algorithm.adv_estimator, settings)
+        for paid in paid_in_batch(self.rewards.raw, self.run.rows(), settings, is_summed=is_summed):
+            if paid.is_default:
+                problems.append(paid.message)
+            elif paid.reward not in known:  # else the bounds have told it
+                remarks.append(paid.message)
+        return problems, remarks
 
     def dropped(self, silent: Collection[str] = ()) -> list[str]:
         """A remark for each name that is no reward in any response, although it looks like one."""

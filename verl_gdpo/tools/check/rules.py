@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import ListConfig, OmegaConf
 
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
-from verl_gdpo.hooks import verl_questions
+from verl_gdpo.hooks import configuration, verl_questions
 from verl_gdpo.tools.check import message_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -228,6 +228,11 @@ def hardly_meant(config: Any) -> list[str]:
         ),
     ]
     return _true_ones(table, config)
+
+
+def paid_failures(config: Any, settings: GdpoSettings) -> list[str]:
+    """Remarks about values of `otherwise`, written by the user, with which failing pays."""
+    return [paid.message for paid in configuration.paid_failures(config, settings)]
 
 
 def weights_end(settings: GdpoSettings, steps: int) -> None:

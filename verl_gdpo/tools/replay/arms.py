@@ -15,6 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_gdpo.algorithm.conditions import paid_in_batch
 from verl_gdpo.algorithm.equation import VERL_EPS
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.read_settings import SETTING_KEYS, line_of, read_settings
@@ -22,7 +23,7 @@ from verl_gdpo.algorithm.samples import BatchRows, columns_of
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import EPS32, REPRODUCED, Bools, Floats, Ints
-from verl_gdpo.hooks.configuration import row_names, scorers_bounds, settings_of_run
+from verl_gdpo.hooks.configuration import row_names, scorers_bounds, settings_of_run, sums_first
 from verl_gdpo.hooks.function_list import algorithm_of
 from verl_gdpo.run.dump_reader import reward_rows
 from verl_gdpo.run.folder import load_config
@@ -52,6 +53,7 @@ class Arm:
     declared: Mapping[str, Bounds | None]  # by scorers; bounds in `algorithm` replace them
     run: Any = None  # the whole configuration of the run, as a DictConfig
     sources: Iterable[str] | None = None  # of the run's rows
+    is_recorded: bool = True  # whether the run has trained with these rewards
     settings: GdpoSettings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,10 +90,10 @@ class Arm:
         for key, override in zip(keys, overrides, strict=True):
             if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
                 raise ValueError(f"{override}: {who} does not read it{hint(key, read)}")
+        is_recorded = not any(f"{key}.".startswith("algorithm.gdpo.rewards.") for key in keys)
         if OmegaConf.select(changed, "reward.reward_model") is not None:
-            is_recorded = not any(f"{key}.".startswith("algorithm.gdpo.rewards.") for key in keys)
             settings_of_run(changed, self.sources, is_recorded=is_recorded)
-        return replace(self, name=name, algorithm=algorithm)
+        return replace(self, name=name, algorithm=algorithm, is_recorded=is_recorded)
 
     @property
     def estimator(self) -> str:
@@ -159,7 +161,11 @@ class ReplayedStep:
         return result
 
     def matrix(self, arm: Arm, has_our_scorers: bool) -> RewardMatrix:
-        """Return the rewards of an arm, named as the reward manager names them in training."""
+        """Return the rewards of an arm, named as the reward manager names them in training.
+
+        Raises:
+            ValueError: training would refuse the values of the step; see `conditions.py`.
+        """
         rows = self.rewards
         if has_our_scorers and arm.settings.rewards is not None:
             infos = [
@@ -167,7 +173,13 @@ class ReplayedStep:
                 for row, source in enumerate(rows.sources)
             ]
             rows = replace(rows, columns=columns_of(infos))
-        return RewardMatrix.of(rows, arm.settings)
+        rewards = RewardMatrix.of(rows, arm.settings)
+        if not arm.is_recorded and rewards.raw is not None:
+            is_summed = sums_first(arm.estimator, arm.settings)
+            for paid in paid_in_batch(rewards.raw, rows, arm.settings, is_summed=is_summed):
+                if paid.is_default:
+                    raise ValueError(f"{arm.name}: {paid.message}")
+        return rewards
 
     def of_score(self, normalize_by_std: bool) -> Floats:
         """Return the advantages of verl's grpo on the score of the dump."""
