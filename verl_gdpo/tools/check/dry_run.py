@@ -205,11 +205,14 @@ def _load_manager(config: Any) -> Any:
         manager = make_reward_manager(config, WORDS, **server)
     except Exception as error:
         reward = config.reward
-        raise ValueError(
-            f"reward.reward_manager.name={reward.reward_manager.name}, "
-            f"reward.custom_reward_function.path={reward.custom_reward_function.path}: "
-            f"{message_of(error)}"
-        ) from error
+        message = message_of(error)
+        if not message.startswith("reward."):  # verl's messages name no key, and ours do
+            message = (
+                f"reward.reward_manager.name={reward.reward_manager.name}, "
+                f"reward.custom_reward_function.path={reward.custom_reward_function.path}: "
+                f"{message}"
+            )
+        raise ValueError(message) from error
     manager.make_threads = DaemonThreads  # of ours; others take the loop's
     return manager
 
