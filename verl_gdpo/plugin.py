@@ -75,6 +75,11 @@ _WHEN_IMPORTED = {
     "verl.workers.engine.fsdp.transformer_impl": {
         "FSDPEngine._build_module": "attention:build_with_ours",
     },
+    "verl.utils.checkpoint.fsdp_checkpoint_manager": {
+        "FSDPCheckpointManager.load_checkpoint(local_path)": "resumed:load_and_count",
+        "FSDPCheckpointManager.ensure_checkpoint_capacity(max_ckpt_to_keep)": "",
+        "FSDPCheckpointManager.register_checkpoint(new_path,max_ckpt_to_keep)": "",
+    },
     "verl.utils.fsdp_utils": {
         "_select_fsdp2_wrap_targets(model)": "attention:keep_head_in_root",
     },

@@ -3,13 +3,17 @@ import os
 import shutil
 import subprocess
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from omegaconf import OmegaConf
+from saved_checkpoint import write_archive
 
 from verl_gdpo.evaluation import policy as policies
 from verl_gdpo.evaluation.policy import choose_dtype, find_policy
+
+SHARD = "model_world_size_1_rank_0.pt"
 
 
 @pytest.fixture
@@ -18,10 +22,10 @@ def merger(monkeypatch):
     done = []
 
     def run(command, **_):
-        actor, target = command[3:]
-        done.append(actor)
+        actor, target, *more = command[3:]
+        done.append([actor, *more])
         shutil.copytree(f"{actor}/huggingface", target)
-        shutil.copy(f"{actor}/model_world_size_1_rank_0.pt", f"{target}/model.safetensors")
+        shutil.copy(f"{actor}/{SHARD}", f"{target}/model.safetensors")
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(policies.subprocess, "run", run)
@@ -33,7 +37,7 @@ def checkpoint(folder, weights="old"):
     (actor / "huggingface").mkdir(parents=True)
     (actor / "huggingface" / "config.json").write_text('{"dtype": "float32"}')
     (actor / "fsdp_config.json").write_text("{}")
-    (actor / "model_world_size_1_rank_0.pt").write_text(weights)
+    write_archive(actor / SHARD, weights)
     return folder
 
 
@@ -51,7 +55,8 @@ def run(tmp_path):
 
 
 def weights(policy):
-    return (policy.model / "model.safetensors").read_text()
+    with zipfile.ZipFile(policy.model / "model.safetensors") as archive:
+        return archive.read("archive/data.pkl").decode()
 
 
 def test_a_run_is_its_newest_checkpoint_or_the_one_asked_for(run, merger):
@@ -80,11 +85,29 @@ def test_a_run_may_have_its_checkpoints_elsewhere(run, merger, tmp_path):
 
 def test_shards_are_merged_once_and_again_when_they_change(run, merger):
     assert find_policy(run) == find_policy(run) and len(merger) == 1
-    shard = run / "checkpoints/global_step_10/actor/model_world_size_1_rank_0.pt"
-    shard.write_text("new 10")
+    shard = run / "checkpoints/global_step_10/actor" / SHARD
+    write_archive(shard, "new 10")
     os.utime(shard, ns=(1, 1))
     assert weights(find_policy(run)) == "new 10" and len(merger) == 2
     assert [*shard.parent.glob(".*")] == []
+
+
+def test_a_checkpoint_that_is_cut_is_named_with_those_that_are_whole(run, merger):
+    actor = run / "checkpoints" / "global_step_10" / "actor"
+    for path in (actor / SHARD, actor / "fsdp_config.json", actor / "huggingface" / "config.json"):
+        written = path.read_bytes()
+        path.write_bytes(b"")
+        with pytest.raises(ValueError, match=rf"{path} is empty\. .* steps \[5\] .*: --step 5$"):
+            find_policy(run)
+        path.write_bytes(written)
+    (actor / "optim_world_size_1_rank_0.pt").touch()  # nobody reads it
+    assert find_policy(run).step == 10 and find_policy(run, 5).step == 5
+
+
+def test_only_who_trusts_a_checkpoint_has_its_code_run(run, merger):
+    find_policy(run, 5)
+    find_policy(run, 10, trust=True)
+    assert [more for _, *more in merger] == [[], ["--trust"]]
 
 
 def test_what_a_killed_merge_has_left_goes_away(run, merger):
@@ -119,10 +142,10 @@ def test_two_evaluations_merge_a_checkpoint_once(run, monkeypatch, merger):
 def test_a_merge_that_fails_leaves_nothing_and_says_why(run, monkeypatch):
     def fail(command, **_):
         os.mkdir(command[-1])
-        return subprocess.CompletedProcess(command, 1, stderr="Traceback ValueError: bad shard\n")
+        return subprocess.CompletedProcess(command, 1, stderr="Traceback\nValueError: bad shard\n")
 
     monkeypatch.setattr(policies.subprocess, "run", fail)
-    with pytest.raises(ValueError, match=r"cannot be merged: .*ValueError: bad shard"):
+    with pytest.raises(ValueError, match=r"cannot be merged: ValueError: bad shard$"):
         find_policy(run)
     actor = run / "checkpoints" / "global_step_10" / "actor"
     assert len([*actor.iterdir()]) == 3  # as before

@@ -1,8 +1,15 @@
-"""A checkpoint as verl's trainer leaves it with FSDP, with empty files."""
+"""A checkpoint as verl's trainer leaves it with FSDP, whose archives hold a few bytes."""
 
 import os
+import zipfile
 
 from verl_gdpo.run.checkpoints import TRACKER
+
+
+def write_archive(path, content="weights"):
+    """An archive as `torch.save` writes it, for whoever does not read what is in it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", content)
 
 
 def save_checkpoint(folder, step, ranks=1, written_at=None):
@@ -11,10 +18,11 @@ def save_checkpoint(folder, step, ranks=1, written_at=None):
     (checkpoint / "actor" / "huggingface").mkdir(parents=True)
     for kind in ("model", "optim", "extra_state"):
         for rank in range(ranks):
-            (checkpoint / "actor" / f"{kind}_world_size_{ranks}_rank_{rank}.pt").touch()
-    (checkpoint / "actor" / "fsdp_config.json").touch()
+            write_archive(checkpoint / "actor" / f"{kind}_world_size_{ranks}_rank_{rank}.pt")
+    for name in ("fsdp_config.json", "huggingface/config.json"):
+        (checkpoint / "actor" / name).write_text("{}")
     rows = checkpoint / "data.pt"
-    rows.touch()
+    write_archive(rows)
     if written_at is not None:
         os.utime(rows, (written_at, written_at))
     (folder / TRACKER).write_text(str(step))

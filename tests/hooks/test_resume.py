@@ -1,19 +1,22 @@
 """A start is recorded, and compared with the run whose checkpoint it would load."""
 
+import json
 import os
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 from repository import REPO
 from saved_checkpoint import save_checkpoint
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
-from verl_gdpo.hooks import driver
-from verl_gdpo.hooks.driver import mend_tracker, recorded_start
+from verl_gdpo.hooks import driver, legacy, trainer
+from verl_gdpo.hooks.driver import recorded_start
+from verl_gdpo.hooks.resumed import SAVED_BEFORE, load_and_count, mend_tracker
 from verl_gdpo.run.checkpoints import TRACKER
 from verl_gdpo.run.resume import arguments
 from verl_gdpo.run.starts import starts_of
@@ -27,7 +30,7 @@ RUNTIME = "ray_kwargs.ray_init.runtime_env.env_vars"
 def place(tmp_path, monkeypatch):
     """A folder with data, where relative paths begin; W&B is not set up."""
     monkeypatch.chdir(tmp_path)
-    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", SAVED_BEFORE):
         monkeypatch.setenv(name, "")  # so that monkeypatch takes away what a start sets
         monkeypatch.delenv(name)
     for name in ("train", "test"):
@@ -286,14 +289,134 @@ def test_a_tracker_is_left_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "there", "has"),
-    [("6", [3], r"\[3\] whole"), ("six", [3], r"\[3\] whole"), ("", [], "no whole")],
+    ("said", "there", "what", "advice"),
+    [
+        ("6", [3], "global_step_6 is missing", r"steps \[3\]"),
+        ("six", [3], "global_step_six is missing", r"steps \[3\]"),
+        ("", [], "has no whole checkpoint", r"Delete .* to start anew"),
+    ],
 )
-def test_a_checkpoint_that_is_not_there_is_no_start_from_scratch(tmp_path, said, there, has):
+def test_a_checkpoint_that_is_not_there_is_no_start_from_scratch(
+    tmp_path, said, there, what, advice
+):
     for step in there:
         save_checkpoint(tmp_path, step)
     save_checkpoint(tmp_path, 9)
     shutil.rmtree(tmp_path / "global_step_9" / "actor")  # as verl does with an old one
     (tmp_path / TRACKER).write_text(said)
-    with pytest.raises(ValueError, match=f"says '{said}', but .* has {has}.* delete it"):
+    with pytest.raises(ValueError, match=rf"says '{said}', but .*{what}\. .*{advice}"):
         mend_tracker(tmp_path)
+
+
+OPTIMIZER = "actor/optim_world_size_1_rank_0.pt"
+
+
+@pytest.mark.parametrize("make", [recipe, plain])
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_no_start_from_a_checkpoint_with_an_empty_file(make, mode, is_ours):
+    """Whichever command of verl goes on with a run of ours, with the launcher or without."""
+    start(make())
+    folder = Path(make().trainer.default_local_dir)
+    for step in (3, 6):
+        checkpoint = saved(folder, step).resolve()
+    (checkpoint / OPTIMIZER).write_bytes(b"")
+    how = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={checkpoint}"]
+    with pytest.raises(ValueError, match=rf"{OPTIMIZER} is empty.* of the steps \[3\]") as error:
+        start(make(*how), is_ours)
+    run = Path("run") if make is recipe else folder
+    assert len(starts_of(run)) == 1
+    if mode == "auto":
+        (folder / TRACKER).write_text("3")
+    else:
+        how = ["trainer.resume_mode=resume_path", str(error.value).split(": ")[-1]]
+    start(make(*how), is_ours)
+    assert starts_of(run)[1].start.step == 3
+
+
+def test_a_named_checkpoint_may_be_without_the_place_in_the_rows():
+    """verl then begins with the first row, and says so."""
+    checkpoint = saved()
+    (checkpoint / "data.pt").unlink()
+    start(recipe("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"))
+    assert starts_of(Path("run"))[0].start.step == 3
+    with pytest.raises(ValueError, match=r"data\.pt is missing"):
+        start(recipe())
+
+
+@pytest.mark.parametrize("check", [trainer.init_dataloader, legacy.create_dataloader])
+def test_a_script_without_run_ppo_is_refused_by_the_trainer(check, monkeypatch):
+    """Before the model is loaded."""
+    (saved() / OPTIMIZER).write_bytes(b"")
+    monkeypatch.setattr(legacy, "extend", lambda self, config: object())
+    with pytest.raises(ValueError, match=rf"{OPTIMIZER} is empty"):
+        check(pytest.fail, SimpleNamespace(config=recipe()))
+
+
+KEPT = "trainer.max_actor_ckpt_to_keep"
+
+
+def manager():
+    """verl's of rank 0, without a process group."""
+    made = FSDPCheckpointManager.__new__(FSDPCheckpointManager)
+    made.previous_saved_paths = []
+    return made
+
+
+def train(checkpoints, steps, kept):
+    """Save as verl's engine does it; return the steps whose weights are there in the end."""
+    for step in steps:
+        checkpoints.ensure_checkpoint_capacity(kept)
+        folder = saved(step=step).resolve() / "actor"
+        checkpoints.register_checkpoint(str(folder), kept)
+    return sorted(int(path.parts[-2][12:]) for path in Path("run").glob("*/global_step_*/actor"))
+
+
+def go_on(step, kept, load=load_and_count):
+    """A manager that has loaded a checkpoint in a start that goes on from it."""
+    (Path("run/checkpoints") / TRACKER).write_text(str(step))
+    config = recipe(f"{KEPT}={kept}")
+    start(config)
+    made = manager()
+    folder = Path(f"run/checkpoints/global_step_{step}/actor").resolve()
+    load(lambda self, local_path: None, made, local_path=str(folder))
+    return made, config
+
+
+def test_a_resume_counts_the_checkpoints_that_are_there():
+    """verl alone forgets them at each resume, and keeps as many more."""
+    start(recipe(f"{KEPT}=2"))
+    assert train(manager(), [2, 4, 6], kept=2) == [4, 6]
+    made, config = go_on(6, kept=2)
+    assert json.loads(os.environ[SAVED_BEFORE]).keys() == {"actor"}
+    assert OmegaConf.select(config, RUNTIME)[SAVED_BEFORE] == os.environ[SAVED_BEFORE]
+    assert train(made, [8, 10], kept=2) == [8, 10]
+    made, _ = go_on(10, 2, load=lambda original, self, **given: original(self, **given))
+    assert train(made, [12, 14], kept=2) == [8, 10, 12, 14]
+
+
+def test_a_resume_from_an_earlier_checkpoint_deletes_none_that_is_newer():
+    start(recipe(f"{KEPT}=2"))
+    train(manager(), [2, 4, 6], kept=3)
+    (Path("run/checkpoints/global_step_6") / OPTIMIZER).write_bytes(b"")
+    made, _ = go_on(4, kept=2)
+    assert [Path(path).parts[-2] for path in made.previous_saved_paths] == [
+        "global_step_2",
+        "global_step_4",
+    ]
+    assert train(made, [5], kept=2) == [4, 5, 6]
+
+
+def test_what_was_kept_on_purpose_is_not_deleted():
+    """All checkpoints, by a start without a limit; those of another run."""
+    start(recipe(f"{KEPT}=null"))
+    train(manager(), [2, 4, 6], kept=None)
+    made, _ = go_on(6, kept=2)
+    assert train(made, [8], kept=2) == [2, 6, 8]
+    assert go_on(8, kept="null")[0].previous_saved_paths == []
+    assert SAVED_BEFORE not in os.environ
+    other = saved("other/checkpoints", 4).resolve()
+    start(
+        recipe(f"{KEPT}=2", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={other}")
+    )
+    assert SAVED_BEFORE not in os.environ

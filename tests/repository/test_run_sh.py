@@ -372,9 +372,9 @@ def test_a_run_without_a_whole_checkpoint_is_not_resumed(checkout):
     saved = save_checkpoint(run / "checkpoints", 3)
     tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
     for text, said in {
-        "4": f"{tracker} says '4', but {run}/checkpoints has [3] whole checkpoints",
-        "3": f"{tracker} says '3', but {run}/checkpoints has no whole checkpoints",
-        "": f"{tracker} says '', but {run}/checkpoints has no whole checkpoints",
+        "4": f"write its step: echo 3 > {tracker}, and give the same command again",
+        "3": f"{tracker} says '3', but {saved}/actor is missing. No checkpoint there is whole",
+        "": f"{tracker} says '', but {run}/checkpoints has no whole checkpoint",
         None: f"nothing to resume in '{run}': no checkpoint",
     }.items():
         if text is None:

@@ -11,6 +11,7 @@ from composed_recipes import composed, keys_of
 from omegaconf import OmegaConf
 
 from verl_gdpo.run.resume import (
+    AT_CONSTANT_RATE,
     FREE,
     ON_REQUEST,
     PATTERNS,
@@ -18,6 +19,7 @@ from verl_gdpo.run.resume import (
     changes,
     file_states,
     refusal,
+    remarks,
     verdict_of,
 )
 from verl_gdpo.run.starts import StartManifest
@@ -27,7 +29,8 @@ from verl_gdpo.run.starts import StartManifest
     ("verdict", "keys"),
     [
         (ON_REQUEST, "data.train_files data.val_files data.seed seed data.dataloader_num_workers"),
-        (ON_REQUEST, "data.train_batch_size data.max_prompt_length trainer.total_training_steps"),
+        (ON_REQUEST, "data.train_batch_size data.max_prompt_length"),
+        (AT_CONSTANT_RATE, "trainer.total_training_steps trainer.total_epochs"),
         (ON_REQUEST, "actor_rollout_ref.actor.optim.lr critic.optim.weight_decay"),
         (ON_REQUEST, "trainer.n_gpus_per_node actor_rollout_ref.actor.fsdp_config.fsdp_size"),
         (ON_REQUEST, "actor_rollout_ref.model.path actor_rollout_ref.model.lora_rank"),
@@ -77,6 +80,45 @@ def test_a_refusal_says_what_to_do():
     assert refusal(found, ["algo", "n"]).startswith("algorithm.adv_estimator")  # no block
     assert refusal(found, ["algorithm", "n"]) == ""
     assert "and 92 more" in refusal(changed({}, {f"x{n}": n for n in range(100)}), ())
+
+
+STEPS = "trainer.total_training_steps"
+
+
+def with_steps(steps, *overrides):
+    """The settings of a run of verl with so many steps, as they are recorded."""
+    given = OmegaConf.merge(composed(), OmegaConf.from_dotlist([f"{STEPS}={steps}", *overrides]))
+    return OmegaConf.to_container(given)
+
+
+ACTOR = "actor_rollout_ref.actor.optim"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "verdict"),
+    [
+        ([], FREE),
+        ([f"{ACTOR}.lr_warmup_steps=10", f"{ACTOR}.lr_warmup_steps_ratio=0.1"], FREE),
+        ([f"{ACTOR}.lr_warmup_steps_ratio=0.1"], ON_REQUEST),
+        ([f"{ACTOR}.lr_scheduler_type=cosine"], ON_REQUEST),
+        ([f"{ACTOR}.warmup_style=cosine"], ON_REQUEST),  # which verl takes before the other
+        ([f"{ACTOR}.lr_scheduler_type=null"], ON_REQUEST),  # an engine that reads other keys
+        (["critic.optim.lr_scheduler_type=cosine"], ON_REQUEST),
+        (["trainer.critic_warmup=${trainer.total_training_steps}"], ON_REQUEST),
+    ],
+)
+def test_more_steps_need_no_word_where_nothing_depends_on_them(overrides, verdict):
+    """tests/slow/resume.py has what verl's schedules do with other numbers of steps."""
+    found = changed(with_steps(10, *overrides), with_steps(20, *overrides))
+    assert found == {STEPS: [10, 20, verdict]}
+    said = "".join(remarks(found))
+    assert (f"{STEPS}: 10 -> 20: the learning rate is constant" in said) == (verdict == FREE)
+    assert bool(refusal(found, ())) == (verdict == ON_REQUEST)
+
+
+def test_more_steps_with_another_schedule_need_a_word():
+    found = changed(with_steps(10, f"{ACTOR}.lr_scheduler_type=cosine"), with_steps(20))
+    assert found[STEPS] == [10, 20, ON_REQUEST]
 
 
 def test_nothing_and_no_key_are_one():

@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.checkpoints import FSDP, TRACKER, newest_checkpoint, step_of
+from verl_gdpo.run.checkpoints import FSDP, TRACKER, model_fault, newest_checkpoint, step_of
 from verl_gdpo.run.folder import read_config
 
 MERGE = "verl_gdpo.hooks.merge"  # runs in a process of its own, which imports verl
@@ -51,11 +51,12 @@ class Policy:
         return default if value is None else value
 
 
-def find_policy(place: Path, step: int | None = None) -> Policy:
+def find_policy(place: Path, step: int | None = None, *, trust: bool = False) -> Policy:
     """Return the policy that a path means; a checkpoint is merged, unless it was merged before.
 
     Args:
         step: of a run or a folder of checkpoints: this checkpoint, and not the newest.
+        trust: whether to run code that the shards of a checkpoint name.
 
     Raises:
         ValueError: there is no such policy, or one that cannot be read; the message says what to
@@ -79,9 +80,13 @@ def find_policy(place: Path, step: int | None = None) -> Policy:
             f"--local_dir {actor} --target_dir FOLDER`, and evaluate FOLDER"
         )
     folder = actor.resolve().parent.parent  # of the checkpoints, which is in that of the run
+    fault = model_fault(actor)
+    if fault:
+        raise ValueError(f"{fault}. {_other_steps(folder)}")
     run = next((run for run in (folder.parent, folder) if read_config(run) is not None), None)
     config = None if run is None else read_config(run)
-    return Policy(checkpoint, merged(actor), step_of(actor.parent.name), run, config)
+    model = merged(actor, trust=trust)
+    return Policy(checkpoint, model, step_of(actor.parent.name), run, config)
 
 
 def has_gpu() -> bool:
@@ -119,7 +124,18 @@ def _checkpoint_in(place: Path, step: int | None) -> Path:
     return checkpoint
 
 
-def merged(actor: Path) -> Path:
+def _other_steps(folder: Path) -> str:
+    """Which checkpoints of a folder can be evaluated."""
+    steps = []
+    for checkpoint in folder.glob("global_step_*"):
+        if not model_fault(checkpoint / "actor"):
+            steps.append(step_of(checkpoint.name))
+    if not steps:
+        return f"No checkpoint in {folder} has a whole model"
+    return f"The checkpoints of the steps {sorted(steps)} have a whole model: --step {max(steps)}"
+
+
+def merged(actor: Path, *, trust: bool = False) -> Path:
     """Return the Hugging Face folder of a checkpoint, in the precision of its shards.
 
     It appears whole or not at all, and what a killed merge has left goes away.
@@ -136,7 +152,7 @@ def merged(actor: Path) -> Path:
             return target
         rmtree(temporary, ignore_errors=True)
         try:
-            _run_merger(actor, temporary, lock.fileno())
+            _run_merger(actor, temporary, lock.fileno(), trust)
             (temporary / MADE_FROM).write_text(times)
             rmtree(target, ignore_errors=True)
             os.replace(temporary, target)
@@ -149,11 +165,14 @@ def _text_of(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def _run_merger(actor: Path, target: Path, lock: int) -> None:
+def _run_merger(actor: Path, target: Path, lock: int, trust: bool) -> None:
     """Merge in another process, which keeps the lock if this one is killed."""
     platform = {} if has_gpu() else {"VERL_PLATFORM": "cpu"}
+    command = [sys.executable, "-m", MERGE, str(actor), str(target)]
+    if trust:
+        command.append("--trust")
     done = subprocess.run(
-        [sys.executable, "-m", MERGE, str(actor), str(target)],
+        command,
         env={**os.environ, **platform},
         pass_fds=(lock,),
         capture_output=True,
@@ -161,4 +180,5 @@ def _run_merger(actor: Path, target: Path, lock: int) -> None:
         errors="replace",
     )
     if done.returncode:
-        raise ValueError(f"{actor}: the shards cannot be merged: {done.stderr.strip()[-300:]}")
+        *_, reason = ["", *done.stderr.strip().splitlines()]
+        raise ValueError(f"{actor}: the shards cannot be merged: {reason}")

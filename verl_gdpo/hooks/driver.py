@@ -1,17 +1,12 @@
 """Checks the configuration, and records the start, before verl's `run_ppo` starts Ray.
 
-It imports all of our functions, so that gdpo is refused before a model is loaded. It is the only
-process of verl that imports `run`. It refuses to go on from a checkpoint with other settings.
+It imports all of our functions, so that gdpo is refused before a model is loaded. It refuses to go
+on from a checkpoint that is not whole, and from one that was made with other settings.
 
 Relies on verl 0.9 `run_ppo(config, task_runner_class)` in `verl/trainer/main_ppo.py`, whose `main`
 first calls `verl.utils.device.auto_set_device(config)`. `python -m verl.trainer.main_ppo` runs that
 file as `__main__`, which no import hook sees, so its `run_ppo` is extended in that call.
 The main modules of `one_step_off_policy` and `fully_async_policy` import that file as a module.
-
-On `_load_checkpoint` of both trainers: with `trainer.resume_mode` "auto" it loads
-`trainer.default_local_dir`/global_step_N, where N stands in the file `TRACKER`, and with
-"resume_path" the folder `trainer.resume_from_path`. `_save_checkpoint` first writes all weights,
-then `global_step_N/data.pt`, then N into that file, which it overwrites.
 """
 
 import os
@@ -28,14 +23,14 @@ import verl
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from verl_gdpo.hooks import attention
+from verl_gdpo.hooks import attention, resumed
 from verl_gdpo.hooks.before_training import probing, training_sources
 from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run, uses_gdpo_manager
 from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
 from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo
 from verl_gdpo.hooks.limits import check_limits
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
-from verl_gdpo.run import checkpoints, end_conditions, resume, starts
+from verl_gdpo.run import end_conditions, resume, starts
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir
 from verl_gdpo.run.starts import RecordedStart, StartManifest
 
@@ -98,16 +93,15 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
             alone. A resume goes on with it, so that it chooses again.
 
     Raises:
-        ValueError: a checkpoint would be loaded that was made with other settings; or see
-            `mend_tracker`.
+        ValueError: a checkpoint would be loaded that is not whole, or that was made with other
+            settings.
     """
-    if is_ours and config.trainer.get("resume_mode", "auto") == "auto":
-        mend_tracker(Path(config.trainer.default_local_dir))
-    checkpoint = checkpoint_to_load(config)
+    checkpoint = resumed.checkpoint_to_load(config)
     earlier = None if checkpoint is None else starts.maker_of(checkpoint)
     if not (is_ours or earlier):
         yield
         return
+    resumed.check_before_load(config)
     allowed = _taken_out(config, ALLOW)
     composed = config if composed is None else composed
     _taken_out(composed, ALLOW)
@@ -123,6 +117,8 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
         _warn(f"the start is not recorded, so that no resume is compared with it: {error}")
         yield
         return
+    if resumed.note_saved_before(config, checkpoint):
+        hand_over(config, resumed.SAVED_BEFORE)
     if start.wandb_run_id:  # W&B goes on with it, in whichever process verl calls it
         os.environ["WANDB_RUN_ID"] = start.wandb_run_id
         os.environ.setdefault("WANDB_RESUME", "allow")
@@ -143,34 +139,6 @@ def run_folder(config: Any) -> Path:
     """`run_dir` of our recipes, or the folder of checkpoints."""
     folder = config.run_dir if of_recipes(config) else config.trainer.default_local_dir
     return Path(folder).resolve()
-
-
-def checkpoint_to_load(config: Any) -> Path | None:
-    """The folder `global_step_N` that verl will load; None if it starts anew."""
-    mode, path = config.trainer.get("resume_mode", "auto"), None
-    if mode == "resume_path" and config.trainer.resume_from_path:
-        path = Path(config.trainer.resume_from_path)
-    elif mode == "auto":
-        path = checkpoints.newest_checkpoint(Path(config.trainer.default_local_dir))
-    return path.resolve() if path and path.is_dir() and "global_step_" in path.name else None
-
-
-def mend_tracker(folder: Path) -> None:
-    """Write the newest checkpoint's step into the tracker if a full disk has left it empty.
-
-    verl would stop at `int('')` or start at step 0. verl empties the file before it writes the
-    number. So an empty file means that the disk was full after the newest checkpoint was complete.
-
-    Args:
-        folder: `trainer.default_local_dir`. If it holds no tracker, nothing happens.
-
-    Raises:
-        ValueError: see `whole_checkpoint`.
-    """
-    newest, tracker = checkpoints.whole_checkpoint(folder), folder / checkpoints.TRACKER
-    if newest and not tracker.read_text().strip():
-        tracker.write_text(newest.name.removeprefix("global_step_"))
-        _warn(f"{tracker} was empty; it names {newest.name} again")
 
 
 def _start(
@@ -201,7 +169,8 @@ def _start(
             f"verl-gdpo: no resume from {checkpoint}, which was made with other settings, recorded "
             f"in {earlier.folder}: {reasons}"
         )
-    return replace(start, changes=changed, warnings=starts.code_change(earlier, start))
+    warnings = starts.code_change(earlier, start) + resume.remarks(changed)
+    return replace(start, changes=changed, warnings=warnings)
 
 
 def _recipes() -> dict[str, str]:

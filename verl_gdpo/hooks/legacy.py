@@ -42,6 +42,7 @@ from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.function_list import refuse_without_v1
+from verl_gdpo.hooks.resumed import check_before_load
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, rollout_actors
 from verl_gdpo.hooks.step import NO_REWARDS, AdvantageStep, TokenAdvantages, fitting
 from verl_gdpo.hooks.trainer import TrainerRecord
@@ -64,8 +65,10 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
 
 
 def create_dataloader(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
-    """Extend the trainer, and check its rows."""
+    """Extend the trainer, and check the checkpoint that it will load, and its rows."""
     record = extend(self, self.config)
+    if record is not None:
+        check_before_load(self.config)
     if record is not None and not hasattr(self, "_dump_executor"):  # of one_step_off_policy
         self._init_dump_executor()
     original(self, *args, **kwargs)

@@ -1,32 +1,56 @@
 """Merges a checkpoint of verl's FSDP engine into a Hugging Face folder, in the precision it has.
 
-python -m verl_gdpo.hooks.merge CHECKPOINT TARGET
+python -m verl_gdpo.hooks.merge CHECKPOINT TARGET [--trust]
 
 CHECKPOINT is a folder `global_step_N/actor`. `verl-gdpo evaluate` starts this in a process of its
 own, because the shards and the merged weights are in memory together.
 
-Relies on verl 0.9 `verl.model_merger`: `FSDPModelMerger` casts every tensor with `bfloat16()` while
-it joins the shards, and names bfloat16 in config.json. A run in float32 would be read in another
-precision than it was trained in. What is written here is compared with the shards.
+A file of `torch.save` is a pickle, which can run any code where it is loaded. The shards of a run
+hold tensors, and what says how they are distributed: torch loads these with `weights_only=True`,
+which calls nothing else. Whatever else is in a shard is loaded with --trust alone.
+
+Relies on verl 0.9 `verl.model_merger`: `FSDPModelMerger` loads each shard with `torch.load` and
+`weights_only=False`, casts every tensor with `bfloat16()` while it joins the shards, and names
+bfloat16 in config.json. A run in float32 would be read in another precision than it was trained in.
+What is written here is compared with the shards.
 """
 
+import argparse
 import json
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from pickle import UnpicklingError
 from shutil import rmtree
+from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed.tensor  # lets torch load what a distributed tensor consists of
+
+from verl_gdpo.run.checkpoints import model_fault
 
 
-def merge(checkpoint: Path, target: Path) -> None:
+def merge(checkpoint: Path, target: Path, *, trust: bool = False) -> None:
     """Write the model and its tokenizer to the folder `target`.
 
     An adapter (LoRA) is added to the weights that it belongs to.
 
+    Args:
+        trust: whether to run code that the shards name.
+
     Raises:
-        ValueError: the weights have another precision than the shards.
+        ValueError: a file is missing, empty or cut, or a shard has more than tensors in it and is
+            not trusted, or the weights have another precision than the shards.
     """
+    fault = model_fault(checkpoint)
+    if fault:
+        raise ValueError(fault)
+    # before verl reads any: a verl that loaded them in another way would find nothing to run
+    dtypes = [_dtype_of(shard, trust) for shard in sorted(checkpoint.glob("model_world_size_*.pt"))]
+    dtype = dtypes[0]
+
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
@@ -39,9 +63,11 @@ def merge(checkpoint: Path, target: Path) -> None:
     )
     merger = FSDPModelMerger(config)
     merger.model_config._attn_implementation = None  # the run's may not be here, as flash-attn
-    with patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor))
+        if not trust:
+            stack.enter_context(patch.object(torch, "load", _loading_weights_only(torch.load)))
         merger.merge_and_save()
-    dtype = _dtype_of(checkpoint)
     _name_dtype(target / "config.json", dtype)
     adapter = target / "lora_adapter"
     if adapter.is_dir():
@@ -49,10 +75,30 @@ def merge(checkpoint: Path, target: Path) -> None:
     _compare(target, dtype)
 
 
-def _dtype_of(checkpoint: Path) -> torch.dtype:
-    """The precision of the shards."""
-    shard = next(iter(sorted(checkpoint.glob("model_world_size_*_rank_0.pt"))))
-    weights = torch.load(shard, map_location="cpu", weights_only=False, mmap=True)
+def _loading_weights_only(load: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.load`, whatever its caller says of `weights_only`."""
+
+    def load_weights_only(*args: Any, **options: Any) -> Any:
+        return load(*args, **{**options, "weights_only": True})
+
+    return load_weights_only
+
+
+def _dtype_of(shard: Path, trust: bool) -> torch.dtype:
+    """The precision of a shard.
+
+    Raises:
+        ValueError: it has more than tensors in it, and is not trusted.
+    """
+    try:
+        weights = torch.load(shard, map_location="cpu", weights_only=not trust, mmap=True)
+    except UnpicklingError:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(shard)
+        raise ValueError(
+            f"{shard}: it is a program, and not only tensors: to load it runs "
+            f"{', '.join(names) or 'something'}. A checkpoint of verl's FSDP engine does not need "
+            "that. If you know who wrote it, --trust loads it all the same"
+        ) from None
     return next(iter(weights.values())).dtype  # type: ignore[no-any-return]
 
 
@@ -87,5 +133,19 @@ def _compare(target: Path, dtype: torch.dtype) -> None:
                     )
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser("verl_gdpo.hooks.merge", description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="global_step_N/actor")
+    parser.add_argument("target", metavar="TARGET", type=Path, help="a new folder")
+    parser.add_argument("--trust", action="store_true", help="run code that the shards name")
+    arguments = parser.parse_args()
+    try:
+        merge(arguments.checkpoint, arguments.target, trust=arguments.trust)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    merge(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main())

@@ -50,6 +50,7 @@ from verl_gdpo.hooks.configuration import (
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
+from verl_gdpo.hooks.resumed import check_before_load
 from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.tasks import check_ground_truths
@@ -170,7 +171,11 @@ def set_up(original: Function, self: Any) -> None:
 
 
 def init_dataloader(original: Function, self: Any) -> None:
-    """Check the rows before a model is loaded."""
+    """Check the checkpoint and the rows before a model is loaded.
+
+    A script with a `main` of its own has no `run_ppo` that would have looked at the checkpoint.
+    """
+    check_before_load(self.config)
     original(self)
     record_of(self).check_rows(self)
 

@@ -28,8 +28,12 @@ from verl_gdpo.run.starts import COMPOSED, FileStates, RecordedStart, StartManif
 
 # the verdicts: it may change, and it must not; a place of the run is not compared
 FREE, ON_REQUEST, PLACE = "free", "on request", "place"
+AT_CONSTANT_RATE = "at_constant_rate"  # of a key: free or on request, as the learning rate is
 # the last word of keys that may name files, such as `data.train_files`
 NAMES_FILES = ("path", "files")
+# the optimizers, and their keys that name the kind of a schedule
+OPTIMIZERS = ("actor_rollout_ref.actor.optim", "critic.optim")
+SCHEDULES = ("lr_scheduler_type", "warmup_style", "lr_decay_style", "weight_decay_incr_style")
 LISTED = 8  # changes in a message
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
@@ -62,11 +66,50 @@ def changes(before: StartManifest, after: StartManifest) -> dict[str, list[Any]]
         with_files(start.configuration, {key: start.files[key] for key in known})
         for start in (before, after)
     )
-    return {
-        key: [old.get(key), new.get(key), verdict_of(key)]
-        for key in {**old, **new}
-        if old.get(key) != new.get(key) and verdict_of(key) != PLACE
-    }
+    total_verdict = FREE if _is_rate_constant(old) and _is_rate_constant(new) else ON_REQUEST
+    changed = {}
+    for key in {**old, **new}:
+        verdict = verdict_of(key)
+        if verdict == AT_CONSTANT_RATE:
+            verdict = total_verdict
+        if old.get(key) != new.get(key) and verdict != PLACE:
+            changed[key] = [old.get(key), new.get(key), verdict]
+    return changed
+
+
+def _is_rate_constant(settings: Mapping[str, Any]) -> bool:
+    """Whether nothing but the end of the run depends on its number of steps.
+
+    Relies on verl 0.9: its engines read the kind of the schedule of learning rate and weight decay
+    from these keys, and a share of the steps for the warm-up only without a number of steps.
+
+    Args:
+        settings: {dotted key: value}, as it is written.
+    """
+    for block in OPTIMIZERS:
+        of_block = {name: settings.get(f"{block}.{name}") for name in SCHEDULES}
+        kinds = [kind for kind in of_block.values() if kind is not None]
+        if not kinds or any(kind != "constant" for kind in kinds):
+            return False
+        ratio = settings.get(f"{block}.lr_warmup_steps_ratio", 0)
+        steps = settings.get(f"{block}.lr_warmup_steps", -1)
+        has_number = isinstance(steps, int) and steps > 0
+        if ratio != 0 and not has_number:
+            return False
+    for value in settings.values():
+        # such as "${trainer.total_training_steps}"
+        if any(key in str(value) for key in PATTERNS[AT_CONSTANT_RATE]):
+            return False
+    return True
+
+
+def remarks(changed: Mapping[str, list[Any]]) -> list[str]:
+    """Why a change was taken that a run with another schedule is refused."""
+    totals = {key: change for key, change in changed.items() if verdict_of(key) == AT_CONSTANT_RATE}
+    if not any(verdict == FREE for _, _, verdict in totals.values()):
+        return []
+    reason = "the learning rate is constant, so nothing but the end of the run depends on it"
+    return [f"{listed(totals)}: {reason}"]
 
 
 def refusal(changed: Mapping[str, list[Any]], allowed: Iterable[str]) -> str:

@@ -51,7 +51,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     # imports torch and transformers, for which `--help` and `--compare` need not wait
     from verl_gdpo.evaluation import engines
 
-    policy = find_policy(arguments.policy, arguments.step)
+    policy = find_policy(arguments.policy, arguments.step, trust=arguments.trust)
     arguments.of_config, arguments.step = policy.of_config, policy.step
     max_tokens = arguments.max_tokens or benchmark.max_tokens
     if not arguments.max_tokens and benchmark.data_source in TASK_BY_SOURCE:
@@ -96,6 +96,8 @@ def _parse(benchmarks: Mapping[str, Benchmark], argv: Sequence[str]) -> argparse
     about = "a run's folder, a checkpoint of verl, or the folder of a Hugging Face model"
     add("policy", metavar="RUN_OR_MODEL", nargs="?", type=Path, help=about)
     add("--bench", metavar="NAME", choices=[*benchmarks])
+    about = "run code that the shards of a checkpoint name"
+    add("--trust", action="store_true", help=about)
     add("--step", type=from_1, metavar="N", help="this checkpoint of a run, not the newest")
     about = "*.parquet of `verl-gdpo data`, or *.json"
     add("--data", nargs="+", default=[], type=Path, metavar="FILE", help=about)
