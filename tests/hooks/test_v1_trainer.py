@@ -127,7 +127,7 @@ class LoadsRows:
 
 
 def extended(trainer_cls):
-    trainer = trainer_cls(run_config())
+    trainer = trainer_cls(run_config(trainer={"resume_mode": "disable"}))
     record = TrainerRecord.of(trainer.config)
     extend_instance(trainer, "PPOTrainer", record)
     return trainer
