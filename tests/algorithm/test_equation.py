@@ -482,6 +482,7 @@ def test_other_group_ids_are_refused(ids):
         ({"response_mask_BT": [1, 1]}, "response_mask_BT: expected shape"),
         ({"weights": [1.0, 2.0, 3.0]}, "weights: expected 1 finite numbers"),
         ({"weights": [math.nan]}, "weights: expected 1 finite numbers"),
+        ({"weights": [1e39]}, "weights: expected 1 finite numbers up to 1e\\+38"),
         ({"present_BK": [[True]] * 12}, "present_BK: expected shape"),
         ({"valid_B": [True]}, "valid_B: expected shape"),
         ({"group_norm": "sum"}, "group_norm\n  Input should be 'per_reward' or 'summed'"),

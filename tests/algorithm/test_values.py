@@ -1,6 +1,8 @@
 """How dumps and metrics handle the values that a scorer may return in addition to its rewards."""
 
+import collections
 import datetime
+import enum
 import json
 import math
 from decimal import Decimal
@@ -10,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.algorithm.samples import LONGEST, as_json, as_numbers_or_text
+from verl_gdpo.algorithm.samples import (
+    LONGEST,
+    as_json,
+    as_numbers_or_text,
+    may_be_meant,
+    plain_name,
+    value_or_error,
+)
 
 
 class Hostile:
@@ -92,3 +101,58 @@ def test_what_is_just_not_too_long_is_kept():
     text = "\ud800" + "x" * (LONGEST - 6)  # which JSON cannot hold, and is six characters as text
     assert as_json(text) == r"\ud800" + "x" * (LONGEST - 6)
     assert as_json(text + "x").endswith(f"... ({LONGEST + 1} characters)")
+
+
+class Word(str):
+    """As a class of the user's file, which other processes cannot import."""
+
+
+class Kind(enum.IntEnum):
+    GOOD = 1
+
+
+class Mood(str, enum.Enum):
+    CALM = "calm"
+
+
+class Few(list):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Word("a"), "a"),
+        (Kind.GOOD, 1),
+        (Mood.CALM, "calm"),
+        ([Word("a"), {Mood.CALM: Kind.GOOD}], ["a", {"calm": 1}]),
+        ({"a": [Few([Kind.GOOD])]}, {"a": [[1]]}),
+        (collections.defaultdict(list, a=[1]), {"a": [1]}),
+        (np.float64(0.5), 0.5),
+    ],
+)
+def test_no_class_of_the_users_leaves_the_process(value, plain):
+    def classes(value):
+        inside = list(value.items()) if isinstance(value, dict) else value
+        inside = inside if isinstance(value, list | tuple | dict) else []
+        return {type(value)}.union(*map(classes, inside))
+
+    result = as_json(value)
+    assert result == plain
+    assert classes(result) <= {str, int, float, list, dict, tuple}
+    assert plain_name(Mood.CALM) == "calm" and type(plain_name(Mood.CALM)) is str
+    assert plain_name(3) == 3
+
+
+def test_a_look_at_a_mapping_does_not_change_it():
+    value = collections.defaultdict(float, a=1.0)
+    assert not may_be_meant(value)
+    assert as_json(value) == {"a": 1.0}
+    assert {**value} == {"a": 1.0}
+
+
+@pytest.mark.parametrize("value", [1e39, -1e155, np.float32(2e38), 10**40])
+def test_a_value_that_would_overflow_is_refused(value):
+    with pytest.raises(ValueError, match=r"a is -?\S+; expected a number from -1e\+38 to 1e\+38"):
+        value_or_error(value, "a ")
+    assert value_or_error(-1e38) == -1e38

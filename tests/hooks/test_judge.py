@@ -195,7 +195,7 @@ def test_the_key_comes_from_the_environment(stub, monkeypatch):
         ({"modle": "m"}, r"q: its function takes no \['modle'\]"),
         ({"template": "Rate"}, "q: .*No such file or directory: 'Rate'"),
         ({"template": json.__file__}, "q: template: its text is without {response}"),
-        ({"rewards": ["clear"]}, r"q: rewards=\['clear'\]: expected {NAME: \[lowest, highest\]}"),
+        ({"rewards": ["clear"]}, r"q.rewards=\['clear'\]: expected {NAME: \[lowest, highest\]}"),
         ({"rewards": {"clear": [1, 0]}}, "a range is not empty"),
         ({"rewards": {}}, "a range is not empty"),
         ({"rewards": {"clear": [0, "1"]}}, r"q: rewards=.*expected {NAME: \[lowest"),

@@ -1,7 +1,9 @@
 """`reward.reward_functions`: several functions, as verl's reward worker calls them."""
 
 import asyncio
+import dataclasses
 import re
+import shlex
 import sys
 import threading
 from collections import defaultdict
@@ -9,8 +11,10 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import yaml
+from omegaconf import OmegaConf
 from repository import REPO
-from reward_rows import Tokenizer, row_of, scored
+from reward_rows import GOLD, Tokenizer, row_of, scored
 from run_config import listed
 from verl import DataProto
 
@@ -18,7 +22,13 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
-from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of, refuse_without_v1
+from verl_gdpo.hooks.function_list import (
+    OF_GROUP,
+    algorithm_of,
+    check_sources,
+    refuse_without_v1,
+    silence,
+)
 from verl_gdpo.hooks.own_copy import own_copy
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.step import AdvantageStep
@@ -65,6 +75,57 @@ def fails(solution_str):
 
 def needs(solution_str, threshold):
     return 0.0
+
+def by_position(solution_str, /):
+    return 0.0
+
+def anything(*args):
+    return 0.0
+
+def named_as_positions(*prompt, solution_str, **extra_info):
+    return float(not prompt and {*extra_info} == {"data_source", "ground_truth", "extra_info"})
+
+in_c = min
+
+def two(solution_str):
+    if "fail" in solution_str:
+        raise KeyError("a bug")
+    return {"x": 1.0, "y": float(len(solution_str))}
+
+def number(solution_str):
+    if "fail" in solution_str:
+        raise KeyError("a bug")
+    return 2.0
+
+def is_right(solution_str, ground_truth):
+    if "fail" in solution_str:
+        raise KeyError("a bug")
+    return float(ground_truth in solution_str)
+
+def style(solution_str):
+    if "fail" in solution_str:
+        raise KeyError("a bug")
+    return {"clear": 1.0, "brief": 1.0, "why": "text"}
+
+def fails_for_a_group(solution_strs):
+    raise KeyError("a bug")
+
+def judge_by_rubric(solution_str):
+    if "fail" in solution_str:
+        raise KeyError("a bug")
+    return {"a": 1.0, "b": 0.0}
+
+def sum_of_nothing(solution_str):
+    return {"score": 0.0, "right": None, "fmt": None}
+
+def no_score(solution_str):
+    return {"score": None, "right": 1.0}
+
+def sum_of_one(solution_str):
+    return {"score": 1.0, "right": None, "fmt": 1.0}
+
+def not_the_sum(solution_str):
+    return {"score": 1.0, "right": None}
 """
 
 
@@ -103,7 +164,8 @@ def test_numbers_and_dicts_of_functions_get_their_names(file):
     assert score(config_of(entries)) == {
         "reward_score": 0.0 + 1.5 + 1.5 + 1.5,
         "reward_extra_info": {
-            "form": None,
+            "form__format": None,
+            "form__correctness": None,
             "short": 0.0,
             "judge__clear": 0.5,
             "judge__kind": 1.0,
@@ -146,6 +208,17 @@ def test_functions_run_side_by_side(file, monkeypatch):
         ({"path": "FILE", "name": "length", "limits": 3}, r"takes no \['limits'\]; it takes"),
         ({"path": "FILE", "name": "needs"}, r"asks for \['threshold'\], which nothing"),
         ({"task": "gsm9k"}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
+        ({"task": "tool_rl", "max_corectness": 1}, "does not take it; did you mean 'max_correctne"),
+        ({"task": "tool_rl", "max_correctness": 0}, "x: tool_rl max_correctness: got 0"),
+        ({"task": "tool_rl", "rewards": ["a"]}, r"rewards=.* a task declares its rewards"),
+        ({"task": "tool_rl", "weight": {"formt": 1}}, "'formt' is none of its rewards; did you"),
+        ({"path": "FILE", "name": "whole", "rewards": "a"}, r"expected the keys of .* or number"),
+        ({"path": "FILE", "name": "whole", "rewards": ["a", "a"]}, "expected the keys of the num"),
+        ({"path": "FILE", "rewards": ["a", "b"], "weight": {"c": 1}}, "'c' is none of its rewards"),
+        ({"path": "FILE", "rewards": "number", "weight": {"c": 1}}, "weight=.'c': 1.: it has one"),
+        ({"path": "FILE", "name": "by_position"}, r"takes \['solution_str'\] by position alone"),
+        ({"path": "FILE", "name": "anything"}, r"takes \*args alone, .* would get nothing"),
+        ({"path": "FILE", "name": "in_c"}, "x: no signature found for builtin"),
         ({"path": "FILE", "name": "length", "required": False}, "is never 0 here"),
         ({"path": "FILE", "name": "length", "sources": "s"}, "expected a list, such as"),
         ({"task": "gsm8k", "group": True}, "only a function of `path` can have it"),
@@ -171,6 +244,16 @@ def test_what_a_list_refuses_when_it_is_loaded(file, entry, message):
         (
             {"w": {"name": "whole"}, "w__a": {"name": "length"}},
             r"returns \['w__a'\] too; rename",
+        ),
+        ({"x": {"name": "not_the_sum"}}, r"score=1.0, which is not the sum of {'right': None}"),
+        ({"x": {"name": "two", "rewards": ["x"]}}, r"x__x', 'x__y'\], .*x.rewards=\[x,y\]"),
+        ({"x": {"name": "two", "rewards": ["x", "y", "z"]}}, r"its entry says .*'x__z'\]"),
+        ({"x": {"name": "two", "rewards": "number"}}, r"its entry says \['x'\].*rewards=\[x,y\]"),
+        ({"x": {"name": "two", "weight": 2.0}}, r"its entry says \['x'\]\. .*rewards=\[x,y\]"),
+        ({"x": {"name": "length", "rewards": ["a"]}}, r"returned the rewards \['x'\].*ds=number"),
+        (  # which no on_error lets pass
+            {"x": {"name": "length", "rewards": ["a"], "on_error": "missing"}},
+            r"its entry says \['x__a'\]",
         ),
     ],
 )
@@ -280,7 +363,7 @@ def test_the_run_ends_if_a_function_fails_too_often(failed, limits, ends):
 )
 def test_a_missing_reward_must_not_count_as_a_low_one(file, algorithm, message):
     entries = {name: {"path": file, "name": "length"} for name in "xy"}
-    entries["x"]["on_error"] = "missing"
+    entries["x"] |= {"on_error": "missing", "rewards": "number"}
     config = config_of(entries, **algorithm)
     with pytest.raises(ValueError, match=message) if message else nullcontext():
         settings_of_run(config)
@@ -412,3 +495,243 @@ def test_copies_have_the_shape_of_the_value():
     assert copied["twice"][0] == [1] and copied["twice"][0] is not inner
     assert copied["default"]["y"] == [] and "y" not in value["default"]
     assert copied["itself"] is copied and copied["tuple"][0] is inner
+
+
+# --- names of rewards -----------------------------------------------------------------------------
+
+
+def test_a_score_beside_none_is_the_sum_of_what_there_is(file):
+    names = ("sum_of_nothing", "no_score", "sum_of_one")
+    entries = {name: {"path": file, "name": name} for name in names}
+    assert score(config_of(entries))["reward_extra_info"] == {
+        **{"sum_of_nothing__right": None, "sum_of_nothing__fmt": None},
+        **{"no_score__right": 1.0},
+        **{"sum_of_one__right": None, "sum_of_one__fmt": 1.0},
+        "score": 2.0,
+    }
+
+
+def test_what_catches_the_rest_is_no_name(file):
+    entry = {"path": file, "name": "named_as_positions"}
+    assert score(config_of({"x": entry}))["reward_score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"rewards": ["x", "y"]},
+        {"rewards": ["x", "y"], "weight": 1.0},
+        {"weight": {"x": 1.0, "y": 1.0}},
+        {"gdpo": {"x__x": 1.0, "x__y": 1.0}},
+    ],
+)
+@pytest.mark.parametrize("on_error", ["missing", "drop"])
+def test_a_failure_has_all_names_however_they_were_said(file, entry, on_error):
+    """Each worker is a manager of its own, and the first row of each is one that fails."""
+    entry = dict(entry)
+    gdpo = {"rewards": entry.pop("gdpo")} if "gdpo" in entry else {}
+    entries = {"x": {"path": file, "name": "two", "on_error": on_error, **entry}}
+    config = config_of(entries, gdpo={**gdpo, "max_failed": 1.0})
+    settings = settings_of_run(config)
+    infos = []
+    for worker in range(3):
+        manager = manager_of(config)
+        for response in ("fail", "fine" + "!" * worker):
+            infos.append(scored(manager, response)["reward_extra_info"])
+    for info in infos[::2]:
+        assert (info["x__x"], info["x__y"], info["score"]) == (None, None, 0.0)
+        assert "x" not in info and info[NOTES_KEY]["failed_x"] == 1.0
+    assert [info["x__y"] for info in infos[1::2]] == [4.0, 5.0, 6.0]
+    keys = [f"u_{n}_0" for n in range(6)]
+    rows = BatchRows.from_keys(keys, infos, ["s"] * 6, [False] * 6, 1)
+    step = AdvantageStep(settings, rows)
+    step.check("gdpo")
+    assert {*step.rewards.weights} == {"x__x", "x__y"}
+    assert step.rewards.present_BK.sum(axis=0).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("entry", "asked"),
+    [
+        ({}, True),
+        ({"rewards": "number"}, False),
+        ({"weight": 2.0}, False),
+        ({"on_error": "drop"}, False),
+        ({"on_error": "stop", "sources": ["t"]}, False),
+    ],
+)
+def test_what_nothing_tells_is_asked_before_the_start(file, entry, asked):
+    entry = {"path": file, "name": "number", "on_error": "missing", **entry}
+    config = config_of({"other": {"path": file, "name": "length"}, "x": entry})
+    lines = r"x.rewards=number; if .* a dict, its keys: \+reward.reward_functions.x.rewards=\[KEY"
+    with pytest.raises(ValueError, match=lines) if asked else nullcontext():
+        settings_of_run(config)
+    if not asked:
+        response = "r" if "sources" in entry else "fail"
+        assert score(config, response=response)["reward_extra_info"]["x"] is None
+
+
+def test_rewards_that_no_function_of_the_list_returns(file):
+    entries = {"form": {"task": "tool_rl"}, "x": {"path": file, "name": "two"}}
+    rewards = {"form__formt": 1.0, "x__x": 1.0}
+    with pytest.raises(ValueError, match=r"names 'form__formt', which .*form does not return; did"):
+        settings_of_run(config_of(entries, gdpo={"rewards": rewards}))
+    settings_of_run(config_of(entries, gdpo={"rewards": {"form__format": 1.0, "x__z": 1.0}}))
+
+
+def config_of_page(heading, file):
+    """The overrides of the first example under a heading of the page."""
+    section = SETTINGS.read_text().partition(f"# {heading}\n")[2]
+    lines = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1]
+    config = config_of({})
+    for word in shlex.split(lines):
+        key, _, value = re.sub(r"my_\w+\.py", file, word).removeprefix("+").partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
+    return config
+
+
+def test_the_example_of_names_with_failures_planted(file):
+    config = config_of_page("The names of a list's rewards", file)
+    settings_of_run(config)
+    for response, clear in (("fail", None), ("fine", 1.0), ("fail", None)):
+        info = score(config, response=response)["reward_extra_info"]
+        assert (info["style__clear"], info["style__brief"]) == (clear, clear)
+
+
+def test_the_example_of_a_group_with_failures_planted(file):
+    config = config_of_page("A reward that compares a group", file)
+    config.reward.max_concurrent = 2
+    best = config.reward.reward_functions.best
+    best.on_error = "missing"
+    with pytest.raises(ValueError, match=r"best\.rewards=number"):
+        settings_of_run(config)
+    best.rewards = "number"
+    settings_of_run(config)
+    assert score(config)["reward_extra_info"]["best"] == 1.0
+    best.name = "fails_for_a_group"
+    info = score(config)["reward_extra_info"]
+    assert (info["best"], info[NOTES_KEY]) == (None, {"failed_best": 1.0})
+
+
+def test_the_example_of_a_rubric_with_failures_planted(file):
+    config = config_of_page("Rubrics", file)
+    config.reward.reward_functions.quality.on_error = "missing"
+    config.reward.reward_functions.quality.name = "judge_by_rubric"
+    settings_of_run(config)
+    weights = {"index": 1, "criteria": '{"a": 1, "b": 3}'}
+    for response, quality in (("fail", None), ("fine", 0.25)):
+        info = score(config, response=response, extra_info=weights)["reward_extra_info"]
+        assert info["quality"] == quality
+
+
+def test_the_example_of_a_judge_with_failures_planted(file):
+    """Where nobody answers, all rewards of the judge are None."""
+    section = SETTINGS.read_text().partition("### A judge\n")[2]
+    block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1])
+    entry = block["reward"]["reward_functions"]["judge"]
+    entry |= {"judge": "http://127.0.0.1:9/v1", "template": "{response} {nothing}"}
+    del entry["key_from"]
+    config = config_of({"judge": entry})
+    config.reward.max_concurrent = block["reward"]["max_concurrent"]
+    assert settings_of_run(config).terms.weights_at(1) == {"judge__clear": 0.5, "judge__right": 1}
+    info = score(config)["reward_extra_info"]
+    assert (info["judge__clear"], info["judge__right"]) == (None, None)
+    assert info[NOTES_KEY] == {"failed_judge": 1.0}
+
+
+def test_the_example_of_a_list_with_failures_planted(file):
+    """Two data sources, and each function fails for some rows."""
+    config = config_of_page("Several reward functions", file)
+    functions = config.reward.reward_functions
+    assert settings_of_run(config).terms.weights_at(1) == {
+        **{"right": 1.0, "short": 0.5},
+        **{"form__format": 1.0, "form__correctness": 1.0},
+    }
+    functions.right.on_error = functions.form.on_error = "missing"
+    settings = settings_of_run(config)
+    infos, keys, sources = [], [], []
+    for n in range(8):
+        manager = manager_of(config)
+        source = "rlla" if n % 2 else "math"
+        truth = None if n == 1 else GOLD
+        response = "fail" if n in (0, 1, 4) else f"{GOLD}{n}" if n > 5 else GOLD
+        infos.append(scored(manager, response, truth, source)["reward_extra_info"])
+        keys.append(f"{source}_{n}_0")
+        sources.append(source)
+    form = [info["form__format"] for info in infos]
+    assert form == [None, None, None, 1.0, None, 1.0, None, 0.0]
+    assert [info["right"] for info in infos] == [None, None, 1.0, 1.0, None, 1.0, 1.0, 1.0]
+    assert all(0 < info["short"] < 1 for info in infos)
+    assert len({frozenset(info) for info in infos}) == 1
+    rows = BatchRows.from_keys(keys, infos, sources, [False] * 8, 1)
+    settings = dataclasses.replace(settings, max_failed=1.0)
+    AdvantageStep(settings, rows).check("gdpo")
+
+
+def test_interpolations_of_the_block_are_read_beside_a_weight(file):
+    entries = {"x": {"path": file, "name": "length", "weight": 2.0}}
+    config = config_of(entries, gdpo={"eps": "${my.eps}"}, kl="${my.eps}")
+    config.my = {"eps": 0.5, "block": {"eps": 0.25}}
+    before = OmegaConf.to_yaml(config)
+    settings = settings_of_run(config)
+    assert (settings.eps, settings.terms.weights_at(1)) == (0.5, {"x": 2.0})
+    assert OmegaConf.to_yaml(config) == before
+    assert score(config)["reward_score"] == 2.0
+    config.algorithm.gdpo = "${my.block}"
+    assert settings_of_run(config).eps == 0.25
+
+
+@pytest.mark.parametrize(
+    "name", ["gdpo_error", "gdpo_notes", "gdpo_own_score", "gdpo_keys", "gdpo_rubric", "uid"]
+)
+def test_names_that_are_taken(file, name):
+    config = config_of({name: {"path": file, "name": "length"}})
+    for refuse in (settings_of_run, manager_of):
+        with pytest.raises(ValueError, match=f"reward_functions: name '{name}.*rename it"):
+            refuse(config)
+
+
+def test_a_name_with_a_dot_is_silenced(file):
+    entries = {name: {"path": file, "name": "length"} for name in ("a.b", "c")}
+    config = config_of(entries)
+    silence(config, ["a.b"])
+    assert {*config.reward.reward_functions} == {"a.b", "c"}
+    assert score(config)["reward_extra_info"] == {"a.b": None, "c": 1.0, "score": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [
+        (None, None),
+        ([], None),
+        (["s"], None),
+        (["S"], r"x.sources=\['S'\]: no training or validation row .*; did you mean 's'\?. The"),
+        (["S", "T"], "would never be called"),
+        (
+            ["s", "maht"],
+            ["no row has data_source 'maht'; did you mean 'math'?"],
+        ),
+    ],
+)
+def test_sources_that_no_row_has(file, listed, told):
+    config = config_of({"x": {"path": file, "name": "length", "sources": listed}})
+    refuses = pytest.raises(ValueError, match=told) if isinstance(told, str) else nullcontext()
+    with refuses:
+        where = f"reward.reward_functions.x.sources={listed}: "
+        assert check_sources(config, {"s", "math"}) == [where + each for each in told or []]
+
+
+def test_a_reward_that_a_step_lacks_is_one_line(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    for known in ("_had", "_lacked"):  # of this process
+        monkeypatch.setattr(f"verl_gdpo.hooks.step.{known}", set())
+    settings = GdpoSettings(rewards={"lacked": 1.0, "here": 1.0})
+    keys = [f"u_{n}_0" for n in range(2)]
+    for number, value in enumerate((None, None, 1.0, None)):
+        infos = [{"lacked": value, "here": float(n)} for n in range(2)]
+        rows = BatchRows.from_keys(keys, infos, "ss", [False] * 2, number)
+        step = AdvantageStep(settings, rows)
+        step.check("gdpo")
+        assert step.rewards.present_BK[:, 1].all()
+    lines = [each for each in caplog.messages if "no sample of step" in each]
+    assert lines == ["verl-gdpo: no sample of step 0 has the reward 'lacked'"]

@@ -2,7 +2,10 @@
 
 import asyncio
 import builtins
+import collections
+import enum
 import math
+import pickle
 import re
 import sys
 import threading
@@ -267,6 +270,38 @@ def test_a_score_may_miss_the_sum_by_what_float32_rounds(returned, ok):
     assert ("not the sum of" in info.get(ERROR_KEY, "")) != ok
 
 
+@pytest.mark.parametrize(
+    "returned",
+    [
+        {"score": 0.0, "acc": None},
+        {"score": 0.0, "right": None, "fmt": None},
+        {"score": 1.0, "right": None, "fmt": 1.0},
+    ],
+)
+def test_none_is_missing_beside_a_score(returned):
+    assert score(manager(failing(returned)), "x")["reward_extra_info"] == returned
+
+
+class Key(str, enum.Enum):
+    A = "a"
+
+
+class Kind(enum.IntEnum):
+    GOOD = 1
+
+
+def test_what_a_function_returns_reaches_other_processes():
+    """No class of the user's file is in it, and a mapping of the user's stays as it was."""
+    parts = collections.defaultdict(list, a=[Kind.GOOD])
+    returned = {Key.A: 1.0, "b": Kind.GOOD, "text": Key.A, "parts": parts}
+    info = score(manager(failing(returned)), "x")["reward_extra_info"]
+    assert info == {"a": 1.0, "b": 1.0, "text": "a", "parts": {"a": [1]}, "score": 2.0}
+    assert {type(key) for key in info} == {str} and type(info["text"]) is str
+    assert type(info["parts"]["a"][0]) is int
+    assert pickle.loads(pickle.dumps(info)) == info
+    assert {**parts} == {"a": [Kind.GOOD]}
+
+
 MANAGERS = """
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 
@@ -374,6 +409,13 @@ def error_of(scorer, **fields):
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"b": 1}}}, r"'b' is configured.*\['a'\]"),
         (failing(None), {}, r"17: the scorer returned None; expected .*}$"),
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"acc": 1}}}, r"'acc' is configured.*\['a'\]"),
+        (failing({"score": 1.0, "acc": None}), {}, r"score=1, .* not the sum of \{'acc': None\}"),
+        (failing({"a": 1e39}), {}, r"'a' is 1e\+39; expected a number from -1e\+38 to 1e\+38"),
+        (failing({"a": 9e37, "b": 9e37}), {}, r"sum of the rewards is 1.8e\+38; expected a num"),
+        *(
+            (failing({"a": 1.0, name: 1.0}), {}, f"name '{name}': .* verl-gdpo's own; rename it")
+            for name in ("gdpo_error", "gdpo_notes", "gdpo_own_score", "gdpo_rubric_a")
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_carried_as_an_error(scorer, settings, reason):

@@ -17,7 +17,7 @@ from verl_gdpo.__main__ import COMMANDS
 from verl_gdpo.algorithm.read_settings import DIALECTS, SETTING_KEYS, read_settings
 from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.variants import VARIANTS
-from verl_gdpo.hooks.function_list import RESERVED, check_entry, entries_of
+from verl_gdpo.hooks.function_list import check_entry, entries_of, options_of_entry
 from verl_gdpo.hooks.judge import Judge
 from verl_gdpo.hooks.limits import KEYS as LIMITS
 
@@ -167,7 +167,7 @@ def test_the_examples_of_settings_are_read():
     judged, block = re.findall(r"```yaml\n(.*?)```", PAGES["docs/settings.md"], re.DOTALL)
     (entry,) = entries_of(OmegaConf.create(judged)).values()
     check_entry("judge", entry)
-    options = {key: value for key, value in entry.items() if key not in RESERVED}
+    options = {**options_of_entry(entry), "rewards": entry["rewards"]}
     Judge(**options | {"judge": entry["judge"], "template": "{response}"})
     settings = read_settings(OmegaConf.create(block).algorithm)
     assert settings.rewards == {

@@ -116,6 +116,41 @@ def test_a_judge_is_not_called_unless_asked(check, data, tmp_path, weights):
         assert cells(output, "q__clear")[1] != cells(output, "q__clear")[2]
 
 
+LISTED = """
+def short(solution_str):
+    return float(len(solution_str) < 20)
+
+def fails(solution_str):
+    if not solution_str:
+        raise KeyError("a bug")
+    return {"a": float(len(solution_str) < 20), "b": 1.0}
+"""
+
+
+def test_a_list_whose_functions_fail_or_are_never_called(check, tmp_path):
+    """`short.er` has a dot, and is silent."""
+    path = tmp_path / "listed.py"
+    path.write_text(LISTED)
+    key = "+reward.reward_functions"
+    functions = f"{key}={{x:{{path:'{path}',name:fails%s}},y:{{path:'{path}',name:short%s}}}}"
+    code, output, _ = check(functions % (",on_error:missing,rewards:[a,b]", ""))
+    assert code == 0 and "gdpo_notes" not in output
+    assert "x failed for 6 of 42 made-up responses (-v shows why)" in " ".join(output.split())
+    assert cells(output, "x__a")[1:] == ["0.000", "1.000"]
+    code, _, errors = check(functions % (",on_error:missing", ""))
+    assert code == 1 and "+reward.reward_functions.x.rewards=[KEY,KEY]" in errors
+    code, _, errors = check(functions % ("", ",sources:[RLLA]"))
+    assert code == 1 and "data_source; did you mean 'rlla'?. The function would never" in errors
+    code, output, _ = check(
+        functions % (",on_error:missing,rewards:[a,b]", ",sources:[rlla,rlala]")
+    )
+    assert code == 0 and "no row has data_source 'rlala'; did you mean 'rlla'?" in output
+    limited = f"{key}={{y:{{path:'{path}',name:short}},short.er:{{path:'{path}',limited:true"
+    code, output, _ = check(limited + ",name:fails}}", "+reward.max_concurrent=1")
+    assert code == 0 and "not called: ['short.er']" in output and "failed for" not in output
+    assert "'short.er' is None" not in output
+
+
 def test_rewards_that_tell_nothing_apart_are_marked(check):
     code, output, _ = check(scorer="lengths")
     assert code == 0

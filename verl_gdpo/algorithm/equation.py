@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from verl_gdpo.algorithm import zero
+from verl_gdpo.algorithm.samples import LARGEST
 from verl_gdpo.algorithm.variants import Combine, checked_sum
 from verl_gdpo.algorithm.zero import Ranges, group_sum
 
@@ -259,14 +260,15 @@ def as_tensor(values: Any) -> Tensor:
 
 
 def _finite(rewards_BK: Tensor, present_BK: Tensor) -> Tensor:
-    """Return rewards in float64, 0 where missing; raise ValueError for NaN or inf."""
+    """Return rewards in float64, 0 where missing; raise ValueError for NaN, inf or too large."""
     rewards_BK = rewards_BK.to(torch.float64)
-    bad_BK = ~torch.isfinite(rewards_BK) & present_BK
+    bad_BK = ~(rewards_BK.abs() <= LARGEST) & present_BK
     if bad_BK.any():
         row, column = (int(i) for i in bad_BK.nonzero()[0])
         raise ValueError(
             f"rewards_BK[{row}, {column}] is {rewards_BK[row, column].item()}; expected a finite "
-            "number (mark rewards that do not apply with present_BK, padding with valid_B)"
+            f"number up to {LARGEST:g} (mark rewards that do not apply with present_BK, padding "
+            "with valid_B)"
         )
     return torch.where(present_BK, rewards_BK, 0.0)
 
@@ -275,8 +277,11 @@ def _weights(weights: Any, shape: tuple[int, int], device: torch.device) -> Tens
     """Return weights_K or weights_BK in float64, all 1 for None; raise ValueError for others."""
     weights = [1.0] * shape[1] if weights is None else weights
     weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
-    if weights_K.shape not in (shape[1:], shape) or not torch.isfinite(weights_K).all():
-        raise ValueError(f"weights: expected {shape[1]} finite numbers, got {weights_K.tolist()}")
+    if weights_K.shape not in (shape[1:], shape) or not (weights_K.abs() <= LARGEST).all():
+        raise ValueError(
+            f"weights: expected {shape[1]} finite numbers up to {LARGEST:g}, got "
+            f"{weights_K.tolist()}"
+        )
     return weights_K
 
 

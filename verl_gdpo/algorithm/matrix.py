@@ -17,6 +17,7 @@ from verl_gdpo.algorithm.read_settings import line_of
 from verl_gdpo.algorithm.rubrics import Rubric, Terms, check_rubrics
 from verl_gdpo.algorithm.samples import (
     ABSENT,
+    LARGEST,
     ROLLOUT_FACTS,
     RUBRIC_KEY,
     SCORER,
@@ -287,7 +288,7 @@ def _column(name: str, rows: BatchRows, counted: Sequence[int], settings: GdpoSe
     # fast path: almost always all values are floats; checking each one would dominate the run time
     if {*map(type, values)} == {float}:
         numbers = np.array(values)
-        if np.isfinite(numbers).all():
+        if (np.abs(numbers) <= LARGEST).all():  # nor is one NaN
             return numbers
     others = settings.rewards is None  # then another data source may lack this reward
     return _with_nan(

@@ -32,11 +32,15 @@ SCORER = "the scorer returned"  # how messages begin that continue with what it 
 ABSENT = object()
 # types that float() accepts, although they are text
 TEXT_TYPES = (str, bytes, bytearray, memoryview)
+# No reward or weight may be larger: verl keeps scores in float32, whose largest number is 3.4e38.
+# In float64, squares from 1e154 on are infinite, so that a reward would be divided to 0.
+LARGEST = 1e38
 LONGEST = 10_000  # a dump keeps this many characters of a value
 
-# A reward, or another value that is returned with it, would take the place of what verl's trainers
-# keep under these names.
+# A reward, or another value that is returned with it, would take the place of what verl's trainers,
+# or we, keep under these names.
 RESERVED_NAMES = {
+    **dict.fromkeys([ERROR_KEY, NOTES_KEY, AGENT_SCORE_KEY, "gdpo_keys"], "verl-gdpo's own"),
     **dict.fromkeys(["reward", "acc_success_only"], "a metric of verl's validation"),
     **dict.fromkeys(["input", "output", "gts", "step", "uid"], "a column of verl's dumps"),
     **dict.fromkeys(
@@ -252,17 +256,40 @@ def check_name(name: Any) -> Any:
         raise ValueError(f"name {name!r}: expected text that can be printed, without '/'")
     if name in RESERVED_NAMES:
         raise ValueError(f"name {name!r}: it is {RESERVED_NAMES[name]}; rename it")
+    if name.startswith(RUBRIC_KEY):
+        raise ValueError(f"name {name!r}: {RUBRIC_KEY}* are verl-gdpo's own; rename it")
     return name
 
 
+def is_internal(name: Any) -> bool:
+    """Return whether a key of verl's reward_extra_info is one that we add."""
+    own = (ERROR_KEY, NOTES_KEY, AGENT_SCORE_KEY)
+    return name in own or (isinstance(name, str) and name.startswith(RUBRIC_KEY))
+
+
+def plain_name(name: Any) -> Any:
+    """Return a text as a plain str. One of a class of the user's cannot go to other processes."""
+    return str.__str__(name) if isinstance(name, str) else name
+
+
 def check_names(infos: Sequence[Mapping[str, Any]], label: Callable[[int], str]) -> None:
-    """Raise RewardError if a key is no name for a reward or another value of a sample."""
-    for name in dict.fromkeys(chain.from_iterable(infos)):
-        try:
-            check_name(name)
-        except ValueError as error:
-            row = next(row for row, info in enumerate(infos) if name in info)
-            raise RewardError(f"{label(row)}: reward_extra_info has the {error}") from None
+    """Raise RewardError if a key is no name for a reward or another value of a sample.
+
+    Of our own keys, a sample that an agent loop scored has only `AGENT_SCORE_KEY`.
+    """
+    checked: set[Any] = set()
+    for row, info in enumerate(infos):
+        is_of_loop = AGENT_SCORE_KEY in info
+        for name in info:
+            if name in checked or name == AGENT_SCORE_KEY:
+                continue
+            if is_internal(name) and not is_of_loop:
+                continue
+            try:
+                check_name(name)
+            except ValueError as error:
+                raise RewardError(f"{label(row)}: reward_extra_info has the {error}") from None
+            checked.add(name)
 
 
 def value_or_error(value: Any, what: str = "") -> float | None:
@@ -275,7 +302,8 @@ def value_or_error(value: Any, what: str = "") -> float | None:
     ValueError: reward 'acc' is '0.5'; expected a finite number. Return a float, or None
 
     Raises:
-        ValueError: the value is not a finite number; the message begins with `what`.
+        ValueError: the value is not a finite number, or is too large; the message begins with
+            `what`.
     """
     if value is None:
         return None
@@ -286,6 +314,11 @@ def value_or_error(value: Any, what: str = "") -> float | None:
         raise ValueError(f"{what}is {got}; expected a finite number. Return a float, or None")
     if not math.isfinite(number):
         raise ValueError(f"{what}is {number}; expected a finite number (None if it does not apply)")
+    if abs(number) > LARGEST:
+        raise ValueError(
+            f"{what}is {number:g}; expected a number from {-LARGEST:g} to {LARGEST:g}, because "
+            "verl keeps scores in float32. Return it on another scale"
+        )
     return number
 
 
@@ -302,6 +335,8 @@ def may_be_meant(value: Any) -> bool:
     """
     if isinstance(value, str):
         value = [value.removeprefix("array(").rstrip(")").strip("[]")]
+    if not isinstance(value, Sequence) and not hasattr(value, "__array__"):
+        return False  # looking into a mapping can change it
     with suppress(Exception):
         return len(value) == 1 and math.isfinite(float(value[0]))
     return False
@@ -320,18 +355,31 @@ def _as_float(value: Any) -> float | None:
 
 
 def as_json(value: Any, name: str = "") -> Any:
-    """Return the value itself if JSON can hold it, else as a number, else as text (`as_text`)."""
+    """Return a value of plain classes that JSON can hold: itself, as a number, or as text.
+
+    A class of the user's file is unknown in the processes that read the value, also one that JSON
+    takes, such as an enumeration of texts or of whole numbers. See `as_text` for texts.
+    """
     if value is None or (type(value) is float and math.isfinite(value)):
         return value  # fast path for almost all values
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()  # verl writes UTF-8, which cannot hold a lone surrogate
         if len(text) <= LONGEST or name.startswith(RUBRIC_KEY):
-            return value
+            return value if _is_plain(value) else json.loads(text)
     except Exception:  # a foreign object may raise anything
         with suppress(Exception):
             return value_or_error(value)
     return as_text(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value that JSON can hold is made of Python's own classes alone."""
+    if type(value) is dict:
+        return all(_is_plain(each) for pair in value.items() for each in pair)
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return type(value) in (type(None), bool, int, float, str)
 
 
 def as_text(value: Any) -> str:

@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from verl_gdpo.algorithm.equation import STRICT, Number, Options
-from verl_gdpo.algorithm.samples import SCORER, check_name
+from verl_gdpo.algorithm.samples import LARGEST, SCORER, check_name
 from verl_gdpo.algorithm.variants import VARIANTS, Bounds, Combine, CombineSetting
 
 WHERE = "algorithm.gdpo"
@@ -73,13 +73,14 @@ def _otherwise(value: Any) -> Any:
 
 
 RewardName = Annotated[str, BeforeValidator(_reward_name)]
+Factor = Annotated[Number, Field(ge=-LARGEST, le=LARGEST)]
 Schedule = Annotated[
-    dict[Annotated[int, Field(strict=True, ge=0)], Number],
+    dict[Annotated[int, Field(strict=True, ge=0)], Factor],
     Field(min_length=1),
     AfterValidator(lambda weights: dict(sorted(weights.items()))),
 ]
 Weight = Annotated[
-    Annotated[Number, Tag("number")] | Annotated[Schedule, Tag("schedule")],
+    Annotated[Factor, Tag("number")] | Annotated[Schedule, Tag("schedule")],
     Discriminator(lambda value: "schedule" if isinstance(value, Mapping) else "number"),
 ]
 

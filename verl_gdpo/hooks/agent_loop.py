@@ -100,6 +100,10 @@ async def compute_and_mark(
         fields.pop(name, None)
     if score is not None and is_for_us:
         info = fields.get(INFO) or {}
+        if AGENT_SCORE_KEY in info:
+            raise ValueError(
+                f"reward_extra_info has {AGENT_SCORE_KEY!r}, verl-gdpo's own; rename it"
+            )
         named = {name: value for name, value in info.items() if name != "score"}
         fields[INFO] = {**named, AGENT_SCORE_KEY: score}
 

@@ -89,12 +89,17 @@ def node_and_manager(worker: Any, sources: Iterable[str]) -> tuple[str, bool, st
 
 
 def training_sources(config: Any) -> set[str] | None:
-    """Return the values of `data_source` in `data.train_files`; None if only verl can tell.
+    """Return the values of `data_source` in `data.train_files`; see `sources_in`."""
+    return sources_in(config, "train_files")
+
+
+def sources_in(config: Any, key: str) -> set[str] | None:
+    """Return the values of `data_source` in the files of `data.KEY`; None if only verl can tell.
 
     That is so for a dataset class of the user, an address such as `hdfs://`, and a file that cannot
     be read, of which verl says why.
     """
-    files = OmegaConf.select(config, "data.train_files")
+    files = OmegaConf.select(config, f"data.{key}")
     if not files or OmegaConf.select(config, "data.custom_cls.path"):
         return None
     sources: set[Any] = set()

@@ -14,7 +14,15 @@ from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.hooks.function_list import KEY as FUNCTIONS
-from verl_gdpo.hooks.function_list import algorithm_of, entries_of, weights_of_entry
+from verl_gdpo.hooks.function_list import (
+    algorithm_of,
+    ask_for_names,
+    check_configured,
+    check_entries,
+    entries_of,
+    names_of_entry,
+    owner_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +62,14 @@ def settings_of_run(
     _refuse_capitals(str(config.algorithm.adv_estimator), has_manager)
     if not (uses_estimator or has_manager):
         return None
+    check_entries(config)
     ours, options = _our_scorers(config, sources)
     declared = scorers_bounds(config, sources) if has_manager else {}
     settings = read_settings(algorithm_of(config), declared)
     for mistake in _mistakes(config, settings, uses_estimator):
         raise ValueError(mistake)
+    if not is_recorded:
+        _refuse_unknown_names(config, settings)
     if options and uses_gdpo_manager(config):  # another manager may read them
         rewards.check_options(options, ours)
     if has_manager and sources is not None and not is_recorded:
@@ -155,6 +166,20 @@ def _returned(sources: Iterable[str], options: Mapping[str, Any]) -> dict[str, d
         }
         for source in sources
     }
+
+
+def _refuse_unknown_names(config: Any, settings: GdpoSettings) -> None:
+    """Raise ValueError if a function of the list fails under names that nobody knows.
+
+    Where `algorithm.gdpo.rewards` or the list has weights, the configured names are all that a row
+    needs.
+    """
+    check_configured(config, settings.names)
+    if settings.rewards is not None:
+        return
+    for name, entry in entries_of(config).items():
+        if entry["on_error"] == "missing" and names_of_entry(name, entry) is None:
+            raise ValueError(ask_for_names(name))
 
 
 def _refuse_partial(
@@ -293,7 +318,8 @@ def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iter
     is_summed = sums_first(config.algorithm.adv_estimator, settings)
     for name, entry in entries_of(config).items():
         on_error, why = entry["on_error"], ""
-        if on_error == "missing" and (is_summed or conditions & {*weights_of_entry(name, entry)}):
+        is_asked = name in [owner_of(reward, entries_of(config)) for reward in conditions]
+        if on_error == "missing" and (is_summed or is_asked):
             why = "the rewards are summed first" if is_summed else "a condition asks for it"
         elif on_error == "drop" and filters_groups and not uses_estimator:
             why = "verl filters groups by all scores"

@@ -24,9 +24,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.hooks import attention, resumed
-from verl_gdpo.hooks.before_training import probing, training_sources
+from verl_gdpo.hooks.before_training import probing, sources_in, training_sources
 from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run, uses_gdpo_manager
 from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
+from verl_gdpo.hooks.function_list import check_sources
 from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo
 from verl_gdpo.hooks.limits import check_limits
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
@@ -53,6 +54,9 @@ def check_and_run(
     if is_ours:
         if uses_gdpo_manager(config):
             check_limits(config)
+            validated = sources_in(config, "val_files")
+            if sources is not None and validated is not None:
+                check_sources(config, sources | validated)  # the trainer logs its warnings
         if end_conditions.KEY in config.trainer:
             end_conditions.floor_seconds(config.trainer[end_conditions.KEY])
     composed = deepcopy(config)

@@ -3,20 +3,33 @@
 The functions themselves are in `reward_functions.py`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain
+from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
+from verl_gdpo.algorithm.samples import check_name
+from verl_gdpo.algorithm.settings import hint
+from verl_gdpo.tasks import TASKS, Task, options_of
 
 KEY = "reward.reward_functions"
 KINDS = ("path", "task", "judge")  # an entry has one of them
-DEFAULTS = {"name": "compute_score", "sources": None, "on_error": "stop", "required": True}
-DEFAULTS |= dict.fromkeys(("rubric", "group", "limited"), False)
+DEFAULTS = {
+    "name": "compute_score",
+    "rewards": None,
+    "sources": None,
+    "on_error": "stop",
+    "required": True,
+    "rubric": False,
+    "group": False,
+    "limited": False,
+}
 RESERVED = (*KINDS, *DEFAULTS, "weight")  # all others are options
 ON_ERROR = ("stop", "missing", "drop")
-JOINT = "__"
+JOINT = "__"  # between the name of a function and a key of the dict that it returns
+NUMBER = "number"  # the key `rewards` of a function that returns a number
 PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
 OF_GROUP = "verl_gdpo_group"  # a column: all rows of the batch are samples of one group
 
@@ -27,8 +40,20 @@ def entries_of(config: Any) -> dict[str, dict[str, Any]]:
     return {name: {**DEFAULTS, **(entry or {})} for name, entry in entries.items()}
 
 
-def check_entry(where: str, entry: Mapping[str, Any]) -> None:
+def check_entries(config: Any) -> None:
+    """Raise ValueError for an entry that cannot be used, as far as the configuration tells."""
+    for name, entry in entries_of(config).items():
+        try:
+            check_name(name)
+            check_name(f"{name}{JOINT}")  # how the names of its rewards begin
+        except ValueError as error:
+            raise ValueError(f"{KEY}: {error}") from None
+        check_entry(name, entry)
+
+
+def check_entry(name: str, entry: Mapping[str, Any]) -> None:
     """Raise ValueError for an entry that has not one of `KINDS`, or is not `required`."""
+    where = f"{KEY}.{name}"
     if len(entry.keys() & KINDS) != 1:
         raise ValueError(
             f"{where}: got {sorted(entry.keys() & KINDS) or 'none'} of path, task and judge; "
@@ -54,17 +79,191 @@ def check_entry(where: str, entry: Mapping[str, Any]) -> None:
         )
     if isinstance(entry["sources"], str):
         raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")
+    _check_rewards(name, entry)
+
+
+def _check_rewards(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise ValueError for `rewards` that cannot be, or weights of other rewards than those."""
+    where = f"{KEY}.{name}"
+    rewards, weight = entry["rewards"], entry.get("weight", 1.0)
+    if "path" in entry and rewards is not None and rewards != NUMBER:
+        is_list = isinstance(rewards, list) and all(isinstance(key, str) for key in rewards)
+        if not is_list or not rewards or len({*rewards}) < len(rewards) or "score" in rewards:
+            raise ValueError(
+                f"{where}.rewards={rewards}: expected the keys of the numbers that its function "
+                f"returns, such as [format, right], or {NUMBER} for a function that returns one"
+            )
+    if rewards is not None and ("task" in entry or entry["rubric"]):
+        what = "a task declares its rewards" if "task" in entry else "a rubric is one reward"
+        raise ValueError(f"{where}.rewards={rewards}: {what}; leave the key out")
+    if "judge" in entry and rewards is not None and not isinstance(rewards, Mapping):
+        raise ValueError(f"{where}.rewards={rewards}: expected {{NAME: [lowest, highest]}}")
+    names = names_of_entry(name, entry)
+    if not _is_by_key(weight) or names is None:
+        return
+    keys = [each.removeprefix(f"{name}{JOINT}") for each in names if each != name]
+    for key in weight:
+        if key not in keys:
+            what = f"{key!r} is none of its rewards{hint(key, keys)}" if keys else "it has one"
+            raise ValueError(f"{where}.weight={weight}: {what}")
+
+
+def _is_by_key(weight: Any) -> bool:
+    """Return whether a `weight` is {key: weight}. A schedule is {step: number}."""
+    return isinstance(weight, Mapping) and not all(isinstance(key, int) for key in weight)
+
+
+def options_of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments for the function of an entry: all keys but ours."""
+    return {key: value for key, value in entry.items() if key not in RESERVED}
+
+
+def task_of_entry(where: str, entry: Mapping[str, Any]) -> Task:
+    """Return the task of an entry.
+
+    Raises:
+        ValueError: there is no such task, or it does not take the entry's options.
+    """
+    name = entry["task"]
+    if name not in TASKS:
+        raise ValueError(f"{where}.task={name}: unknown{hint(name, list(TASKS))}")
+    task, taken = TASKS[name], options_of(TASKS[name])
+    for option in options_of_entry(entry):
+        if option not in taken:
+            raise ValueError(f"{where}.{option}: task {name} does not take it{hint(option, taken)}")
+    return task
+
+
+def names_of_entry(name: str, entry: Mapping[str, Any]) -> list[str] | None:
+    """Return all rewards of a function, as far as its entry tells; None if it does not.
+
+    A task and a judge declare theirs. A function of `path` returns a number, which has the name of
+    the entry, or a dict, and only `rewards` or a `weight` for each key says so.
+
+    Raises:
+        ValueError: see `task_of_entry`, or the task refuses the value of an option.
+    """
+    rewards, weight = entry["rewards"], entry.get("weight")
+    if entry["rubric"] or rewards == NUMBER:
+        return [name]
+    if "task" in entry:
+        where = f"{KEY}.{name}"
+        task = task_of_entry(where, entry)
+        try:
+            keys = list(task.bounds(**options_of_entry(entry)))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+    elif rewards is not None:
+        keys = list(rewards)
+    elif isinstance(weight, Mapping) and _is_by_key(weight):
+        keys = list(weight)
+    else:
+        return None
+    return [f"{name}{JOINT}{key}" for key in keys]
 
 
 def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {reward: weight} of an entry, whose `weight` may be one, a schedule, or {key: one}."""
+    """Return {reward: weight} of an entry, whose `weight` may be one, a schedule, or {key: one}.
+
+    One weight is that of each reward. A function of which nothing tells what it returns is taken to
+    return a number.
+    """
     weight = entry.get("weight", 1.0)
-    is_schedule = isinstance(weight, Mapping) and all(isinstance(key, int) for key in weight)
-    if not isinstance(weight, Mapping) or is_schedule:
-        keys = entry.get("rewards") or () if "judge" in entry else ()
-        names = [f"{name}{JOINT}{key}" for key in keys] or [name]
-        return dict.fromkeys(names, {"weight": weight} if is_schedule else weight)
-    return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
+    if _is_by_key(weight):
+        return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
+    if isinstance(weight, Mapping):
+        weight = {"weight": weight}
+    return dict.fromkeys(names_of_entry(name, entry) or [name], weight)
+
+
+def has_weights(config: Any) -> bool:
+    """Return whether the list says what its rewards weigh; then no other number is a reward."""
+    return any("weight" in entry for entry in entries_of(config).values())
+
+
+def owner_of(reward: str, names: Iterable[str]) -> str | None:
+    """Return which of these functions returns a reward; None if none of them does.
+
+    >>> owner_of("judge__style__tone", ["judge", "judge__style", "other"])
+    'judge__style'
+    """
+    owners = [name for name in names if reward == name or reward.startswith(name + JOINT)]
+    return max(owners, key=len, default=None)
+
+
+def rewards_of_run(config: Any) -> dict[str, list[str]]:
+    """Return {function: its rewards} of the list.
+
+    They are known before the first row is scored, so they are the same in all reward workers. A row
+    on which a function fails, or which has another source, has None under each of these names.
+    """
+    entries, settings = entries_of(config), read_settings(algorithm_of(config))
+    rewards = {}
+    for name, entry in entries.items():
+        names = names_of_entry(name, entry)
+        if names is None:
+            # with named rewards, `algorithm.gdpo.rewards` has all that need a value in each row
+            names = [] if settings.rewards is not None else [name]
+        configured = [each for each in settings.names if owner_of(each, entries) == name]
+        rewards[name] = list(dict.fromkeys([*names, *configured]))
+    return rewards
+
+
+def ask_for_names(name: str) -> str:
+    """Return the message that asks what a function returns, of which nothing tells."""
+    key = f"+{KEY}.{name}.rewards"
+    return (
+        f"{KEY}.{name}.on_error=missing: a sample on which the function fails has to have the same "
+        "rewards as all others, and nothing tells which. If it returns a number, write "
+        f"{key}={NUMBER}; if it returns a dict, its keys: {key}=[KEY,KEY]"
+    )
+
+
+def check_configured(config: Any, configured: Iterable[str]) -> None:
+    """Raise ValueError if `algorithm.gdpo.rewards` names what a function of the list never returns.
+
+    Args:
+        configured: the names there, and those that conditions read.
+    """
+    entries = entries_of(config)
+    for reward in configured:
+        owner = owner_of(reward, entries)
+        names = names_of_entry(owner, entries[owner]) if owner else None
+        # beside a `weight` for each key, a function may return more, which is only logged
+        is_all = owner is not None and not _is_by_key(entries[owner].get("weight"))
+        if names is not None and is_all and reward not in names:
+            raise ValueError(
+                f"{REWARDS} names {reward!r}, which {KEY}.{owner} does not return"
+                f"{hint(reward, names)}"
+            )
+
+
+def check_sources(config: Any, sources: Iterable[str]) -> list[str]:
+    """Return a warning for each entry of `sources` that no row has.
+
+    Args:
+        sources: the data sources of all training and validation rows.
+
+    Raises:
+        ValueError: no row has any of the sources of a function, so it would never be called.
+    """
+    known = sorted(sources)
+    warnings = []
+    for name, entry in entries_of(config).items():
+        listed = entry["sources"]
+        unknown = [source for source in listed or [] if source not in known]
+        if not unknown:
+            continue
+        where = f"{KEY}.{name}.sources={listed}"
+        closest = hint(unknown[0], known)
+        if len(unknown) == len(listed):
+            raise ValueError(
+                f"{where}: no training or validation row has such a data_source{closest}. The "
+                "function would never be called; correct the list, or leave the function out"
+            )
+        for source in unknown:
+            warnings.append(f"{where}: no row has data_source {source!r}{hint(source, known)}")
+    return warnings
 
 
 def refuse_without_v1(config: Any) -> None:
@@ -90,8 +289,9 @@ def limited_functions(config: Any) -> list[str]:
 
 def silence(config: Any, names: Iterable[str]) -> None:
     """Let these functions score no row, so that their rewards do not apply."""
-    for name in names:
-        OmegaConf.update(config, f"{KEY}.{name}.sources", [], force_add=True)
+    entries = OmegaConf.select(config, KEY)
+    for name in names:  # which may have a dot
+        OmegaConf.update(entries[name], "sources", [], force_add=True)
 
 
 def algorithm_of(config: Any) -> Any:
@@ -102,19 +302,22 @@ def algorithm_of(config: Any) -> Any:
     Raises:
         ValueError: the weights stand in both places, and differ.
     """
-    entries = entries_of(config)
-    if not any("weight" in entry for entry in entries.values()):
+    if not has_weights(config):
         return config.algorithm
-    pairs: Iterator[tuple[str, Any]] = (
-        pair for name, entry in entries.items() for pair in weights_of_entry(name, entry).items()
-    )
-    weights = dict(pairs)
+    weights: dict[str, Any] = {}
+    for name, entry in entries_of(config).items():
+        weights |= weights_of_entry(name, entry)
     written = plain(OmegaConf.select(config, REWARDS))
     if written and written != weights:
         raise ValueError(
             f"{REWARDS}={written}, and the weights in {KEY} are {weights}: both say what a reward "
             f"weighs. Leave out the weights in the list, or {line_of(REWARDS, weights)}"
         )
-    algorithm = OmegaConf.create(OmegaConf.to_container(config.algorithm))
-    OmegaConf.update(algorithm, "gdpo.rewards", weights, force_add=True)
+    block = plain(config.algorithm.get("gdpo")) or {}
+    if not isinstance(block, Mapping):
+        return config.algorithm  # `read_settings` refuses it
+    # the copy keeps its parent, from which the other interpolations of the block read
+    algorithm = deepcopy(config.algorithm)
+    of_gdpo = {**block, "rewards": weights}
+    OmegaConf.update(algorithm, "gdpo", of_gdpo, merge=False, force_add=True)
     return algorithm

@@ -21,32 +21,43 @@ from verl_gdpo.algorithm.samples import (
     FAILED,
     NOTES_KEY,
     RUBRIC_KEY,
-    check_name,
     is_number,
+    plain_name,
 )
 from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.function_list import (
     JOINT,
     KEY,
+    NUMBER,
     OF_GROUP,
     PLURAL,
     RESERVED,
-    check_entry,
+    check_entries,
     entries_of,
-    weights_of_entry,
+    has_weights,
+    names_of_entry,
+    options_of_entry,
+    rewards_of_run,
+    task_of_entry,
 )
 from verl_gdpo.hooks.judge import Judge
 from verl_gdpo.hooks.own_copy import own_copy
 from verl_gdpo.reward_file import load
-from verl_gdpo.tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
 OURS = ("prompt", "within_limits")  # messages, and what awaits a request within the limits
 ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
+BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+RESERVED_TEXT = ", ".join(RESERVED)
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
+
+
+class WrongNames(ValueError):
+    """A function returns other rewards than its entry says."""
+
 
 Result = Any  # of a function: a number, None, or {name: value}
 Run = Callable[["ListedFunction", functools.partial[Result]], Awaitable[Result]]
@@ -57,12 +68,16 @@ class ListedFunction:
     """One entry of the list, with what it calls.
 
     options: for the function, from the configuration.
+    names: its rewards, which are None for a row on which it fails or that it does not score.
+    expected: where the entry says so, all rewards that the function has to return.
     """
 
     name: str
     function: Callable[..., Any]
     options: Mapping[str, Any]
     entry: Mapping[str, Any]
+    names: Sequence[str] = ()
+    expected: Sequence[str] | None = None
 
     @property
     def takes_limits(self) -> bool:
@@ -71,11 +86,6 @@ class ListedFunction:
 
     def scores(self, data_source: str) -> bool:
         return self.entry["sources"] is None or data_source in self.entry["sources"]
-
-    @property
-    def names(self) -> list[str]:
-        """Its rewards, as far as the configuration tells."""
-        return [*weights_of_entry(self.name, self.entry)]
 
     async def rewards(self, run: Run, row: Mapping[str, Any], is_shared: bool) -> dict[str, Any]:
         """Return {name: value} for a row, of which `row` has all that a function may take.
@@ -99,6 +109,8 @@ class ListedFunction:
         """Return the rewards of a row, and whether the function failed."""
         try:
             return await self.rewards(run, row, is_shared), False
+        except WrongNames:  # no failure of one sample, so `on_error` does not hold
+            raise
         except Exception:
             if self.entry["on_error"] == "stop":
                 raise
@@ -115,10 +127,9 @@ class ListedFunction:
             taken = {name: row[other] for name, other in TASK_ARGUMENTS.items()}
             taken["response_tokens"] = row["extra_info"]["response_tokens"]
         else:
-            parameters = inspect.signature(self.function).parameters.values()
-            takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-            names = {each.name for each in parameters}
-            names |= row.keys() - {*OURS, OF_GROUP} if takes_all else set()
+            names, takes_all = keywords_of(self.function)
+            if takes_all:
+                names |= row.keys() - {*OURS, OF_GROUP}
             taken = {name: row[name] for name in names if name in row}
         if is_shared:
             taken = own_copy(taken)
@@ -133,20 +144,50 @@ class ListedFunction:
         Raises:
             ValueError: a `score` is not the sum of the numbers beside it.
         """
-        if not isinstance(result, Mapping):
-            return {self.name: result}
-        numbers = {key: value for key, value in result.items() if is_number(value)}
-        score = numbers.pop("score", None)
-        if score is not None and numbers and not is_the_sum(score, sum(numbers.values())):
+        named = {self.name: result}
+        if isinstance(result, Mapping):
+            named = self._named_keys(result)
+        self._check_names(named)
+        return named
+
+    def _named_keys(self, result: Mapping[Any, Any]) -> dict[str, Any]:
+        values = {plain_name(key): value for key, value in result.items()}
+        # None is a reward that does not apply to the sample
+        rewards = {k: v for k, v in values.items() if v is None or is_number(v)}
+        score = rewards.pop("score", None)
+        total = sum(value for value in rewards.values() if value is not None)
+        if score is not None and rewards and not is_the_sum(score, total):
             raise ValueError(
-                f"{KEY}.{self.name}: it returned score={score}, which is not the sum of {numbers}. "
+                f"{KEY}.{self.name}: it returned score={score}, which is not the sum of {rewards}. "
                 "Each number is a reward: leave `score` out, or return it under another name"
             )
-        named = {f"{self.name}{JOINT}{key}": value for key, value in result.items()}
-        if score is not None:
-            value = named.pop(f"{self.name}{JOINT}score")
-            named |= {} if numbers else {self.name: value}
+        named = {f"{self.name}{JOINT}{key}": value for key, value in values.items()}
+        if "score" in values and (score is not None or values["score"] is None):
+            del named[f"{self.name}{JOINT}score"]
+            if not rewards:
+                named[self.name] = score
         return named
+
+    def _check_names(self, named: Mapping[str, Any]) -> None:
+        """Raise WrongNames if these are not the rewards that the entry says."""
+        if self.expected is None:
+            return
+        numbers = [name for name, value in named.items() if is_number(value)]
+        has_all = all(name in numbers or named.get(name, "") is None for name in self.expected)
+        if has_all and {*numbers} <= {*self.expected}:
+            return
+        keys = ",".join(name.removeprefix(self.name + JOINT) for name in numbers)
+        if numbers == [self.name]:
+            keys = NUMBER
+        elif self.name in numbers:
+            keys = "..."  # a list cannot say it
+        else:
+            keys = f"[{keys}]"
+        raise WrongNames(
+            f"{KEY}.{self.name}: it returned the rewards {numbers}, and its entry says "
+            f"{list(self.expected)}. Return each of them for every sample, None where one does not "
+            f"apply, or write +{KEY}.{self.name}.rewards={keys}"
+        )
 
 
 def reward_functions(config: Any) -> list[ListedFunction]:
@@ -155,26 +196,34 @@ def reward_functions(config: Any) -> list[ListedFunction]:
     Raises:
         ValueError: an entry cannot be used; the message names it, and what to write.
     """
-    return [_function(name, entry) for name, entry in entries_of(config).items()]
+    check_entries(config)
+    names, is_weighed = rewards_of_run(config), has_weights(config)
+    functions = []
+    for name, entry in entries_of(config).items():
+        function, options = _function(f"{KEY}.{name}", entry)
+        expected = None
+        if "path" in entry and not entry["rubric"]:
+            if entry["rewards"] is not None:
+                expected = names_of_entry(name, entry)
+            elif is_weighed and names_of_entry(name, entry) is None:
+                expected = [name]  # which the list weighs
+        functions.append(ListedFunction(name, function, options, entry, names[name], expected))
+    return functions
 
 
-def _function(name: str, entry: Mapping[str, Any]) -> ListedFunction:
-    where = f"{KEY}.{name}"
-    check_name(name)
-    check_entry(where, entry)
-    options = {key: value for key, value in entry.items() if key not in RESERVED}
-    if task := entry.get("task"):
-        if task not in TASKS:
-            raise ValueError(f"{where}.task={task}: unknown{hint(task, [*TASKS])}")
-        function: Callable[..., Any] = TASKS[task].score
-    elif "judge" in entry:
-        function, options = _judge(where, {**options, "judge": entry["judge"]}, entry), {}
-    else:
-        function = getattr(module_with(where, str(entry["path"]), entry["name"]), entry["name"])
-        plural = PLURAL if entry["group"] else {}
-        arguments = [plural.get(each, each) for each in (*ARGUMENTS, *OURS)]
-        _check_signature(where, function, options, arguments)
-    return ListedFunction(name, function, options, entry)
+def _function(where: str, entry: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return what an entry calls, and the options for it."""
+    options = options_of_entry(entry)
+    if "task" in entry:
+        return task_of_entry(where, entry).score, options
+    if "judge" in entry:
+        options |= {"judge": entry["judge"], "rewards": entry["rewards"]}
+        return _judge(where, options, entry), {}
+    function = getattr(module_with(where, str(entry["path"]), entry["name"]), entry["name"])
+    plural = PLURAL if entry["group"] else {}
+    arguments = [plural.get(each, each) for each in (*ARGUMENTS, *OURS)]
+    _check_signature(where, function, options, arguments)
+    return function, options
 
 
 def _judge(where: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> Judge:
@@ -207,28 +256,60 @@ def module_with(where: str, path: str, name: str) -> ModuleType:
     return module
 
 
+def keywords_of(function: Callable[..., Any]) -> tuple[set[str], bool]:
+    """Return the names of the keywords that a function takes, and whether it takes any other."""
+    parameters = inspect.signature(function).parameters.values()
+    names = {each.name for each in parameters if each.kind in BY_KEYWORD}
+    return names, any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+
 def _check_signature(
     where: str, function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Raise ValueError for an option that the function does not take, or a lack of one."""
-    parameters = inspect.signature(function).parameters
-    kinds = {each.kind for each in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD not in kinds and (foreign := options.keys() - parameters):
-        raise ValueError(
-            f"{where}: its function takes no {sorted(foreign)}; it takes {[*parameters]}. Of the "
-            f"keys of an entry, {', '.join(RESERVED)} are verl-gdpo's"
-        )
-    lacking = [
+    """Raise ValueError for a function that cannot be called with keywords from a row and options.
+
+    Args:
+        arguments: the names of what a row gives.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError as error:  # of some functions that are written in C
+        raise ValueError(f"{where}: {error}. Call it in a function of your own") from error
+    names, takes_all = keywords_of(function)
+    given = (*arguments, *ROUTER, *options)
+    may_take = f"It may take {', '.join(arguments)}, and what the entry has beside {RESERVED_TEXT}"
+    by_position = [
         each.name
         for each in parameters.values()
-        if each.default is each.empty
-        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        and each.name not in (*arguments, *ROUTER, *options)
+        if each.kind is each.POSITIONAL_ONLY and (each.default is each.empty or each.name in given)
+    ]
+    if by_position:
+        raise ValueError(
+            f"{where}: its function takes {by_position} by position alone, and it is called with "
+            "keywords. Leave out the `/` behind them"
+        )
+    takes_positions = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
+    if takes_positions and not names and not takes_all:
+        raise ValueError(
+            f"{where}: its function takes *args alone, and it is called with keywords, so it would "
+            f"get nothing. {may_take}"
+        )
+    foreign = sorted(options.keys() - names)
+    if foreign and not takes_all:
+        raise ValueError(
+            f"{where}: its function takes no {foreign}; it takes {[*parameters]}. Of the keys of "
+            f"an entry, {RESERVED_TEXT} are verl-gdpo's"
+        )
+    lacking = [
+        name
+        for name in parameters
+        if name in names
+        and parameters[name].default is inspect.Parameter.empty
+        and name not in given
     ]
     if lacking:
         raise ValueError(
-            f"{where}: its function asks for {lacking}, which nothing gives. It may take "
-            f"{', '.join(arguments)}, and what the entry has beside {', '.join(RESERVED)}"
+            f"{where}: its function asks for {lacking}, which nothing gives. {may_take}"
         )
 
 

@@ -31,8 +31,10 @@ from verl_gdpo.algorithm.samples import (
     RowNames,
     as_json,
     check_name,
+    is_internal,
     is_number,
     may_be_meant,
+    plain_name,
     value_or_error,
 )
 from verl_gdpo.algorithm.zero import is_the_sum
@@ -232,9 +234,13 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """
         if result is None:
             raise ValueError("the scorer returned None; expected a number or {name: reward}")
-        info = dict(result) if isinstance(result, Mapping) else {"acc": result}
-        for name in info:
-            check_name(name)
+        returned = result if isinstance(result, Mapping) else {"acc": result}
+        info = {plain_name(name): value for name, value in returned.items()}
+        # a function of the user's alone is the only one whose keys nobody has looked at
+        is_alone = self.is_custom and not self.functions
+        for name in list(info):
+            if is_alone or not is_internal(name):
+                check_name(name)
             if name.startswith(RUBRIC_KEY):
                 score = float(Rubric.of([info[name]], self.settings.rubric_weights).score_N[0])
                 info[name.removeprefix(RUBRIC_KEY)] = None if math.isnan(score) else score
@@ -253,6 +259,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if self.settings.rewards is None and self.is_custom:
             _check_sum(info, terms)
         score = terms.score(info, step)
+        value_or_error(score, "the weighted sum of the rewards ")
         # values that Ray cannot send would fail the session, and the trainer would not notice
         plain = {name: as_json(value, name) for name, value in info.items()}
         return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
@@ -280,12 +287,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
 
 def _is_lone_score(info: Mapping[str, Any]) -> bool:
-    """Whether `score` is the only number, which becomes the reward "acc", like a bare number."""
-    return is_number(info.get("score")) and not any(
-        is_number(value)
-        for name, value in info.items()
-        if name != "score" and name not in ROLLOUT_FACTS
-    )
+    """Whether `score` is the only number, which becomes the reward "acc", like a bare number.
+
+    Beside a None it is a sum: the None is a reward that does not apply to this sample.
+    """
+    for name, value in info.items():
+        is_reward = name != "score" and name not in ROLLOUT_FACTS and not is_internal(name)
+        if is_reward and (value is None or is_number(value)):
+            return False
+    return is_number(info.get("score"))
 
 
 def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:

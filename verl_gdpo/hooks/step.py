@@ -87,6 +87,7 @@ class AdvantageStep:
             others = [name for name in rewards_among(self.rows.columns) if name not in names]
             unused = f"; returned, and not used: {', '.join(others)}" if others else ""
             logger.info("verl-gdpo: rewards in use, with weights%s: %s%s", all_, in_use, unused)
+        _say_what_is_lacking(rewards, self.rows.step)
         return rewards
 
     def check(self, adv_estimator: str) -> None:
@@ -182,6 +183,20 @@ def current_step() -> AdvantageStep | None:
 
 _logged: set[tuple[str, ...]] = set()  # sets of rewards
 _compared: set[tuple[str, ...]] = set()  # those whose ranges were compared
+
+
+_had: set[str] = set()  # rewards that some sample of a step had
+_lacked: set[str] = set()  # those of which the log says that a step had none
+
+
+def _say_what_is_lacking(rewards: RewardMatrix, step: int | None) -> None:
+    """Log, once for each reward, that no sample of a step has it. The others train as ever."""
+    there = {name for k, name in enumerate(rewards.weights) if rewards.present_BK[:, k].any()}
+    weighed = {name for name, weight in rewards.weights.items() if weight != 0}
+    for name in sorted((weighed | _had) - there - _lacked):
+        _lacked.add(name)
+        logger.info("verl-gdpo: no sample of step %s has the reward %r", step, name)
+    _had.update(there & weighed)
 
 
 class DumpRows:

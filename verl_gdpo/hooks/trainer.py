@@ -48,6 +48,7 @@ from verl_gdpo.hooks.configuration import (
     warn_once,
 )
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
+from verl_gdpo.hooks.function_list import check_sources
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
 from verl_gdpo.hooks.resumed import check_before_load
@@ -102,10 +103,14 @@ class TrainerRecord:
         """Check the rows that our scorers will score, and learn the bounds of their rewards.
 
         Raises:
-            ValueError: names the row whose ground truth cannot be read.
+            ValueError: names the row whose ground truth cannot be read, or a function of the list
+                for which there is no row.
         """
         config = trainer.config
-        if not self.has_manager or has_own_scorer(config):
+        if not self.has_manager:
+            return
+        if has_own_scorer(config):
+            self.check_listed_sources(trainer)
             return
         for key in ("train", "val"):
             rows = scored_rows(getattr(trainer, f"{key}_dataset"))
@@ -116,6 +121,17 @@ class TrainerRecord:
                     self.settings = settings or self.settings
                     warn_of_paid_failures(config, self.settings)
                 check_ground_truths(rows, f"data.{key}_files")
+
+    def check_listed_sources(self, trainer: Any) -> None:
+        """Compare the `sources` of the list with the rows; see `check_sources`."""
+        sources: set[str] = set()
+        for dataset in (trainer.train_dataset, trainer.val_dataset):
+            rows = scored_rows(dataset)
+            if rows is None:
+                return
+            sources.update(map(str, rows.unique("data_source")))
+        for warning in check_sources(trainer.config, sources):
+            logger.warning("verl-gdpo: %s", warning)
 
     def keep(self, trainer: Any, step: AdvantageStep, lengths: Sequence[int]) -> dict[str, float]:
         """Keep a batch for the dump, and return its metrics.

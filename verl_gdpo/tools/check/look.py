@@ -1,6 +1,7 @@
 """Looks at everything of a configuration that can be looked at before a run starts."""
 
 import argparse
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -10,14 +11,28 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.conditions import paid_in_batch
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import ROLLOUT_FACTS, may_be_meant, value_or_error
+from verl_gdpo.algorithm.samples import (
+    FAILED,
+    NOTES_KEY,
+    ROLLOUT_FACTS,
+    is_internal,
+    may_be_meant,
+    value_or_error,
+)
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks import verl_questions
 from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.configuration import paid_failures, settings_of_run, sums_first
-from verl_gdpo.hooks.function_list import JOINT, entries_of, limited_functions, silence
+from verl_gdpo.hooks.function_list import (
+    KEY,
+    check_sources,
+    entries_of,
+    limited_functions,
+    owner_of,
+    silence,
+)
 from verl_gdpo.hooks.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
@@ -54,6 +69,7 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     sources = {s for file in (*(training or []), *(validation or [])) for s in file.sources}
     if training and validation:
         output.warn(data_files.shared_prompts, config, training, validation)
+        output.warn(check_sources, config, sources)
     lacks = output.ask(machine.what_scorers_miss, config, sources)
     output.say(lacks, is_warning=True)
     plan = output.ask(make_plan, config, training or [])
@@ -155,10 +171,17 @@ def _try_rewards(
         if not options.elsewhere:
             reward_functions(config)  # raises if a judge's package or key is not here
         output.say(f"not called: {silent}, which may ask a service (--ask-judge)", is_warning=True)
-        silence(config, silent)
-        if len(silent) == len(entries_of(config)):
-            return
     more = data_files.read_responses(options.responses, training) if options.responses else []
+    if silent:
+        rows = [row for row in rows if _is_scored(row.source, config, silent)]
+        more = [
+            (row, text)
+            for row, text in more
+            if row is None or _is_scored(row.source, config, silent)
+        ]
+        silence(config, silent)
+        if not rows:
+            return
     run = score_rows(config, rows, options.seconds, more)
     if run.problems and config.reward.reward_model.enable:
         remark = "without the reward model's server, no reward could be tried"
@@ -168,6 +191,7 @@ def _try_rewards(
     if run.problems:
         return
     output.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
+    output.say(_failures(run), is_warning=True)
     tables = ScoreTables(run, settings)
     if settings is not None:
         problems, remarks = tables.paid_failures(config, settings)
@@ -177,10 +201,32 @@ def _try_rewards(
     if not options.allow_flat and not rules.validates_only(config):
         output.problems += tables.without_signal(sources)
     output.say(tables.same_everywhere(), is_warning=True)
-    output.say(tables.dropped(silent), is_warning=True)
+    output.say(tables.dropped(entries_of(config), silent), is_warning=True)
     for text in tables:
         output.show(f"\n{text}")
     output.show("")
+
+
+def _is_scored(source: str, config: Any, silent: Collection[str]) -> bool:
+    """Return whether a function of the list that is not silent scores rows of a data source."""
+    for name, entry in entries_of(config).items():
+        if name not in silent and (entry["sources"] is None or source in entry["sources"]):
+            return True
+    return False
+
+
+def _failures(run: DryRun) -> list[str]:
+    """A remark for each function of the list that failed, which its `on_error` lets pass."""
+    failures: Counter[str] = Counter()
+    for info in run.infos:
+        for note, value in (info.get(NOTES_KEY) or {}).items():
+            if note.startswith(FAILED) and value:
+                failures[note.removeprefix(FAILED)] += 1
+    return [
+        f"{KEY}.{name} failed for {count} of {len(run.infos)} made-up responses (-v shows why); a "
+        "run ends if more than algorithm.gdpo.max_failed of a step fail"
+        for name, count in failures.items()
+    ]
 
 
 class RewardLine(NamedTuple):
@@ -247,17 +293,27 @@ class ScoreTables:
                 remarks.append(paid.message)
         return problems, remarks
 
-    def dropped(self, silent: Collection[str] = ()) -> list[str]:
-        """A remark for each name that is no reward in any response, although it looks like one."""
-        return [
-            f"{name!r} is {value!r}, and no number in any response, so it is no reward. Return a "
-            "float, or leave it out"
-            for name, value in {k: v for info in self.run.infos for k, v in info.items()}.items()
-            if self.settings and self.settings.rewards is None
-            if name not in {*self.rewards.weights, *self.settings.bounds, *ROLLOUT_FACTS, "score"}
-            if value is None or may_be_meant(value)
-            if name.partition(JOINT)[0] not in silent
-        ]
+    def dropped(self, functions: Collection[str] = (), silent: Collection[str] = ()) -> list[str]:
+        """A remark for each name that is no reward in any response, although it looks like one.
+
+        Args:
+            functions: the names of the list's functions.
+            silent: those of them that were not called.
+        """
+        if self.settings is None or self.settings.rewards is not None:
+            return []
+        known = {*self.rewards.weights, *self.settings.bounds, *ROLLOUT_FACTS, "score"}
+        values = {name: value for info in self.run.infos for name, value in info.items()}
+        remarks = []
+        for name, value in values.items():
+            if name in known or is_internal(name) or owner_of(name, functions) in silent:
+                continue
+            if value is None or may_be_meant(value):
+                remarks.append(
+                    f"{name!r} is {value!r}, and no number in any response, so it is no reward. "
+                    "Return a float, or leave it out"
+                )
+        return remarks
 
     def without_signal(self, sources: Collection[str]) -> list[str]:
         """A sentence for each of these data sources in which all that is trained on is the same.
@@ -297,8 +353,12 @@ class ScoreTables:
     def _infos(self, here: Sequence[int]) -> Mapping[str, Floats]:
         """{name: numbers} of what was returned for these samples beside a score."""
         infos = [self.run.infos[i] for i in here]
-        names = dict.fromkeys(name for info in infos for name in info if name != "score")
-        return {name: _numbers(info.get(name) for info in infos) for name in names}
+        names = dict.fromkeys(name for info in infos for name in info)
+        return {
+            name: _numbers(info.get(name) for info in infos)
+            for name in names
+            if name != "score" and not is_internal(name)
+        }
 
 
 def _numbers(values: Iterable[Any]) -> Floats:
