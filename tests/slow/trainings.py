@@ -186,6 +186,54 @@ def test_functions_from_three_places_of_which_one_is_a_judge(assets, tmp_path):
     assert stub.most == 2
 
 
+def test_rewards_of_a_list_where_functions_fail_or_have_other_sources(assets, tmp_path):
+    """Three workers, each of which sees other rows."""
+    entries = {
+        "two": {"path": REWARD_FILE, "name": "two"},
+        "form": {"task": "tool_rl", "sources": "[rlla,rlala]"},
+    }
+    entries["two"] |= {"on_error": "missing", "rewards": "[two,letters]"}
+    listed = [
+        f"+reward.reward_functions.{name}.{key}={value}"
+        for name, entry in entries.items()
+        for key, value in entry.items()
+    ]
+    more = ["reward.num_workers=3", "++algorithm.gdpo.max_failed=0.9", "+my.eps=0.5"]
+    more += [f"data.train_files={assets}/mixed_train.parquet"]
+    more += ["trainer.total_training_steps=2", "trainer.test_freq=2", "data.shuffle=False"]
+    more += ["++algorithm.gdpo.eps=${my.eps}", f"data.val_files={assets}/mixed_test.parquet"]
+    run = run_verl(tmp_path, overrides(assets, *listed, *more, scorer=None))
+    assert run.exit_code == 0, run.last_lines()
+    assert "no row has data_source 'rlala'; did you mean 'rlla'?" in run.output
+    failed = 0
+    for step in (1, 2):
+        rows = run.dump(step)
+        present, rewards = [], []
+        for row in rows:
+            has_failed = service_fails(row["output"])
+            failed += has_failed
+            of_two = [None, None] if has_failed else [1.0, letters_alone(row["output"])]
+            of_form = [None, None]
+            if row["data_source"] == "rlla":
+                of_form = list(tool_rl.score(row["output"], row["gts"]).values())
+            names = ("two__two", "two__letters", "form__format", "form__correctness")
+            named = dict(zip(names, [*of_two, *of_form], strict=True))
+            assert row["rewards"] == pytest.approx(named)
+            present.append([value is not None for value in named.values()])
+            rewards.append([value or 0.0 for value in named.values()])
+        assert {row["data_source"] for row in rows} == {"rlla", "other"}
+        check_advantages(rows, rewards, present=present, eps=0.5)
+    assert 0 < failed < 2 * BATCH * SAMPLES
+
+
+def test_a_typo_in_sources_stops_the_run_before_ray(assets, tmp_path):
+    entry = {"path": REWARD_FILE, "name": "letters_alone", "sources": "[RLLA]"}
+    listed = [f"+reward.reward_functions.x.{key}={value}" for key, value in entry.items()]
+    run = run_verl(tmp_path, overrides(assets, *listed, scorer=None))
+    check_error(run, r"x.sources=\['RLLA'\]: no training or validation .*; did you mean 'rlla'")
+    assert "Started a local Ray instance" not in run.output
+
+
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
 def test_samples_without_their_service_leave_the_step(assets, tmp_path, estimator):
     entry = {
