@@ -10,6 +10,7 @@ from pages import PAGES
 from repository import REPO
 
 from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.hooks.unread_keys import UnreadKeys, find_unread_keys
 from verl_gdpo.tasks import TASK_BY_SOURCE, declared_by
 from verl_gdpo.tools.compose import composed
 
@@ -52,7 +53,8 @@ def test_there_are_lines():
 @pytest.mark.parametrize(("page", "line"), LINES)
 def test_a_line_composes(blocks, page, line):
     group = line.lstrip("+~").partition(".")[0]
-    composed(OmegaConf.create({group: blocks[group]}), [line])
+    config = composed(OmegaConf.create({group: blocks[group]}), [line])
+    assert find_unread_keys(config) == UnreadKeys()
 
 
 REWARDS = [(page, line) for page, line in LINES if "algorithm.gdpo." in line]

@@ -16,6 +16,7 @@ from verl.utils.config import validate_config
 from verl_gdpo.algorithm.read_settings import DIALECTS
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.hooks.unread_keys import UnreadKeys, find_unread_keys
 from verl_gdpo.tasks import TASKS
 from workshop.benchmarks.step_model import TOOL_RL
 
@@ -58,6 +59,7 @@ def pairs():
 @pytest.mark.parametrize(("task", "hardware", "estimator"), [*pairs()])
 def test_every_pair_is_valid(task, hardware, estimator):
     config = composed(f"task={task}", f"hardware={hardware}", f"estimator={estimator}")
+    assert find_unread_keys(config) == UnreadKeys()
     validate_config(config, need_reference_policy(config), need_critic(config))
     settings = settings_of_run(config, TASKS[task].data_sources)
     assert settings.bounds.items() >= TASKS[task].bounds().items()

@@ -8,6 +8,7 @@ from quick_composition import compose_quickly
 from repository import REPO
 
 from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.hooks.unread_keys import UnreadKeys, find_unread_keys
 
 RECIPE = REPO / "contrib" / "verl_recipe" / "gdpo"
 ARGUMENTS = '--config-dir "$RECIPE/config" --config-name gdpo_trainer "$@"'
@@ -19,6 +20,7 @@ def test_the_recipe_composes(monkeypatch):
     assert check == f"verl-gdpo check {ARGUMENTS}"
     assert training == f"python3 -m verl.trainer.main_ppo {ARGUMENTS}"
     config, names = compose_quickly(RECIPE / "config", "gdpo_trainer", []), {}
+    assert find_unread_keys(config) == UnreadKeys()
     with open(config.reward.custom_reward_function.path) as file:
         exec(file.read(), names)
     for text, values in (("So 7", (1, 0)), ("#### 7", (1, 1)), ("#### 8", (0, 1))):

@@ -31,13 +31,13 @@ from verl_gdpo.hooks.function_list import check_sources
 from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo
 from verl_gdpo.hooks.limits import check_limits
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
+from verl_gdpo.hooks.unread_keys import refuse_unread_keys
 from verl_gdpo.run import end_conditions, resume, starts
 from verl_gdpo.run.folder import of_recipes, write_into_run_dir
 from verl_gdpo.run.starts import RecordedStart, StartManifest
 
 MAIN = "verl.trainer.main_ppo"
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")  # what they read
-ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
 
 
 def check_and_run(
@@ -49,6 +49,9 @@ def check_and_run(
     """
     if of_recipes(config):  # Ray's processes on a cluster that runs have another folder
         config.run_dir = str(Path(config.run_dir).resolve())
+    if has_gdpo(config):  # first: what follows cannot see a setting whose key is misspelt
+        for warning in refuse_unread_keys(config, task_runner_class):
+            _warn(warning)
     sources = training_sources(config) if has_gdpo(config) else None
     is_ours = settings_of_run(config, sources) is not None
     if is_ours:
@@ -106,9 +109,9 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
         yield
         return
     resumed.check_before_load(config)
-    allowed = _taken_out(config, ALLOW)
+    allowed = _taken_out(config, resume.ALLOW)
     composed = config if composed is None else composed
-    _taken_out(composed, ALLOW)
+    _taken_out(composed, resume.ALLOW)
     start = _start(config, checkpoint, earlier, allowed)
     changed = [f"changed in this resume: {resume.listed(start.changes)}"]
     for warning in [*start.warnings, *(changed if start.changes else [])]:

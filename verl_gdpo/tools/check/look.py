@@ -34,6 +34,7 @@ from verl_gdpo.hooks.function_list import (
     silence,
 )
 from verl_gdpo.hooks.reward_functions import reward_functions
+from verl_gdpo.hooks.unread_keys import find_unread_keys
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import Output, data_files, machine, rules
@@ -80,6 +81,10 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     if plan and plan[0]:
         output.warn(rules.paid_failures, config, plan[0])
     output.refuse(rules.broken_rules, config)
+    unread = output.ask(find_unread_keys, config)
+    if unread is not None:
+        output.problems += unread.refusals
+        output.say(unread.warnings, is_warning=True)
     environment = output.ask(machine.check_environment, config)
     if environment is None:
         return

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import Any
 
-from omegaconf import ListConfig, OmegaConf
+from omegaconf import ListConfig, OmegaConf, open_dict
 
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.hooks import configuration, verl_questions
@@ -71,10 +71,18 @@ def unusable_values(config: Any, defaults: Any) -> dict[str, str]:
 
 
 def with_defaults(config: Any, defaults: Any, keys: Iterable[str]) -> Any:
-    """The configuration with verl's own values under these keys, so that the rest can be asked."""
+    """The configuration with verl's own values under these keys, so that the rest can be asked.
+
+    A key that verl does not have is left out.
+    """
     mended = deepcopy(config)
     for key in keys:
-        OmegaConf.update(mended, key, OmegaConf.select(defaults, key), force_add=True)
+        block, _, name = key.rpartition(".")
+        if name in (OmegaConf.select(defaults, block) or {}):
+            OmegaConf.update(mended, key, OmegaConf.select(defaults, key), force_add=True)
+        else:
+            with open_dict(mended):
+                del OmegaConf.select(mended, block)[name]
     return mended
 
 

@@ -1,0 +1,302 @@
+"""Finds keys of a configuration that nobody reads, above all those that are misspelt.
+
+Hydra takes any key behind a plus sign, and verl looks up the keys that it knows. So a misspelt key
+is silently without effect: with `+reward.max_concurent=2` a run has no limit.
+
+`verl_keys.py` lists what verl reads, and `OUR_KEYS` what we read. An interpolation reads the key
+that it names. `own_keys` of the configuration lists what else somebody reads.
+
+    +own_keys=[data.image_keys,trainer.my_block]
+
+A key that nobody reads is refused if one that is read has nearly its name, and stands in the same
+block, or has the very name, and stands in one of a few other blocks. There are warnings in place of
+the refusals where code of the user's reads the block, and for a verl of another version than the
+table's, whose keys we do not know.
+"""
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import verl
+from omegaconf import OmegaConf
+
+from verl_gdpo.hooks import function_list, limits, verl_keys
+from verl_gdpo.run import end_conditions, resume
+
+VERL_VERSION: str = verl.__version__
+OWN = "own_keys"
+OUR_KEYS: Mapping[str, tuple[str, ...]] = {
+    # those of the recipes too
+    "": (OWN, resume.ALLOW, "arm", "data_dir", "recipes", "run_dir", "seed"),
+    "algorithm": ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights"),
+    "reward": (function_list.KEY.removeprefix("reward."), "reward_kwargs", *limits.KEYS),
+    "trainer": (end_conditions.KEY,),
+}
+# How much of two names has to be equal (the ratio of difflib) for one to be a misspelling of the
+# other. `gdop` and `gdpo` have .75. Beside verl's blocks, users have blocks of their own.
+NEAR, NEAR_AT_TOP = 0.75, 0.85
+SIMILAR = 0.6  # of a remark, which refuses nothing
+FEW_BLOCKS = 3  # a name such as `path` or `enable`, which more blocks have, says little
+ROLLOUT = "actor_rollout_ref.rollout"
+# {a key that names code of the user's: the blocks that this code gets}
+NAMES_CODE: Mapping[str, tuple[str, ...]] = {
+    "data.custom_cls.path": ("data",),
+    "trainer.v1.sampler.custom_sampler.path": ("trainer.v1.sampler",),
+    f"{ROLLOUT}.agent.agent_loop_config_path": (ROLLOUT, "data"),
+    f"{ROLLOUT}.agent.agent_loop_manager_class": ("",),
+    f"{ROLLOUT}.agent.custom_async_server.path": (ROLLOUT,),
+    f"{ROLLOUT}.checkpoint_manager_class": ("",),
+}
+# {(module of verl, its registry): (the key with a name in it, the blocks that what it names gets)}
+REGISTRIES: Mapping[tuple[str, str], tuple[str, tuple[str, ...]]] = {
+    ("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY"): (
+        "algorithm.adv_estimator",
+        ("algorithm",),
+    ),
+    ("verl.experimental.reward_loop.reward_manager.registry", "REWARD_MANAGER"): (
+        "reward.reward_manager.name",
+        ("reward",),
+    ),
+    ("verl.trainer.ppo.v1.trainer_base", "TRAINER_REGISTRY"): ("trainer.v1.trainer_mode", ("",)),
+    ("verl.experimental.agent_loop.agent_loop", "_agent_loop_registry"): (
+        f"{ROLLOUT}.agent.default_agent_loop",
+        (ROLLOUT, "data"),
+    ),
+}
+OUR_PACKAGES = ("verl", "verl_gdpo")
+
+
+@dataclass
+class UnreadKeys:
+    """What was found: a sentence for each key that looks misspelt, and one for all others.
+
+    refusals: nobody reads the key, and it looks misspelt.
+    warnings: it looks misspelt, and it is not known who reads it; or `others`.
+    """
+
+    refusals: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
+    """Find the keys of a run that nobody reads.
+
+    Args:
+        config: as Hydra composed it. Interpolations may be unresolved.
+        task_runner_class: of verl's `run_ppo`; None for that of verl.
+
+    Raises:
+        ValueError: `own_keys` is no list of keys.
+    """
+    whole: Any = OmegaConf.to_container(config, resolve=False)
+    is_read_elsewhere = _Interpolations(whole)
+    own_keys = _own_keys(whole)
+    users_blocks = set(_blocks_of_users_code(whole, task_runner_class))
+    found = UnreadKeys()
+    unknown = []
+    for block, name, value in _not_in_the_tables(whole):
+        key = _join(block, name)
+        if is_read_elsewhere(key) or _is_below_one_of(key, own_keys):
+            continue
+        near = _near(block, name)
+        is_users = _is_below_one_of(key, users_blocks)
+        if near is None:
+            if not is_users and block:
+                unknown.append(key + _similar(block, name))
+            continue
+        shown = key if isinstance(value, Mapping) else f"{key}={value}"
+        if is_users:
+            found.warnings.append(f"{shown}: neither verl nor verl-gdpo reads this key; {near}")
+        elif VERL_VERSION != verl_keys.VERSION:
+            found.warnings.append(
+                f"{shown}: neither verl-gdpo nor verl {verl_keys.VERSION} reads this key, and this "
+                f"is verl {VERL_VERSION}; {near}"
+            )
+        else:
+            found.refusals.append(
+                f"{shown}: nobody reads this key, so it would have no effect; {near} If code of "
+                f"yours reads it: {_line_for([key])}"
+            )
+    if unknown:
+        names = ", ".join(unknown)
+        keys = [key.partition(" ")[0] for key in unknown]
+        found.warnings.append(
+            f"neither verl {verl_keys.VERSION} nor verl-gdpo reads {names}. If code of yours does: "
+            f"{_line_for(keys)}"
+        )
+    return found
+
+
+def refuse_unread_keys(config: Any, task_runner_class: Any = None) -> list[str]:
+    """Return what to warn of.
+
+    Raises:
+        ValueError: a key that nobody reads looks misspelt. The message has a line for each.
+    """
+    found = find_unread_keys(config, task_runner_class)
+    if found.refusals:
+        raise ValueError("\n".join(found.refusals))
+    return found.warnings
+
+
+@cache
+def _tables() -> Mapping[str, frozenset[str]]:
+    """Return {block: the names that verl or we read there}. Any key may stand in other blocks."""
+    tables: dict[str, frozenset[str]] = {}
+    # a block that is longer than a line goes on in the next ones, behind spaces
+    for line in verl_keys.KEYS.strip().replace("\n  ", " ").splitlines():
+        block, _, names = line.partition(":")
+        tables[block] = frozenset(names.split()).union(OUR_KEYS.get(block, ()))
+    return tables
+
+
+def _not_in_the_tables(
+    configuration: Mapping[str, Any], block: str = ""
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield (block, name, value) of each key that the tables lack, and nothing below it."""
+    known = _tables()[block]
+    for name, value in configuration.items():
+        inner = _join(block, str(name))
+        if name not in known:
+            yield block, str(name), value
+        elif isinstance(value, Mapping) and inner in _tables():
+            yield from _not_in_the_tables(value, inner)
+
+
+class _Interpolations:
+    """Tells whether an interpolation of the configuration names a key, or one below it."""
+
+    def __init__(self, configuration: Any) -> None:
+        self._whole: set[str] = set()  # `${data.my.key}` names data, data.my and data.my.key
+        self._relative: set[str] = set()  # of `${.key}`, which may stand in any block
+        for text in _texts(configuration):
+            if "${" in text:
+                for path in re.findall(r"\.*\w[\w.]*", text):
+                    self._add(path)
+
+    def _add(self, path: str) -> None:
+        names = path.strip(".").split(".")
+        if path.startswith("."):
+            self._relative.add(names[0])
+            return
+        for number in range(len(names)):
+            self._whole.add(".".join(names[: number + 1]))
+
+    def __call__(self, key: str) -> bool:
+        return key in self._whole or key.rpartition(".")[2] in self._relative
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def _own_keys(configuration: Mapping[str, Any]) -> list[str]:
+    keys = configuration.get(OWN) or []
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"{OWN}={keys!r}: expected a list of keys, such as [data.image_keys]")
+    return keys
+
+
+def _blocks_of_users_code(
+    configuration: Mapping[str, Any], task_runner_class: Any
+) -> Iterator[str]:
+    """Yield each block that code of the user's gets. Below it, a key may have a reader."""
+    if task_runner_class is not None and not _is_of_verl_or_ours(task_runner_class.__module__):
+        yield ""
+    for key, blocks in NAMES_CODE.items():
+        if _value(configuration, key):
+            yield from blocks
+    for block in _tables():
+        target = _value(configuration, f"{block}._target_")
+        if target and not _is_of_verl_or_ours(target):
+            yield block
+    if _value(configuration, "reward.reward_manager.source") == "importlib":
+        yield "reward"
+    for (module, registry), (key, blocks) in REGISTRIES.items():
+        # whoever registers something has imported the module
+        registered = getattr(sys.modules.get(module), registry, {})
+        made = registered.get(_value(configuration, key))
+        name = made["_target_"] if isinstance(made, dict) else getattr(made, "__module__", None)
+        if name and not _is_of_verl_or_ours(name):
+            yield from blocks
+
+
+def _value(configuration: Any, key: str) -> Any:
+    """Return the value of a key as it is written; None if there is no such key."""
+    for name in key.split("."):
+        if not isinstance(configuration, Mapping):
+            return None
+        configuration = configuration.get(name)
+    return configuration
+
+
+def _is_of_verl_or_ours(module: str) -> bool:
+    """Return whether a module, or what is in one, is of verl or of this package."""
+    if module.split(".")[0] != "__main__":
+        return module.split(".")[0] in OUR_PACKAGES
+    # `python -m verl.trainer.main_ppo` runs that file as `__main__`
+    main = Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve()
+    return main.is_relative_to(Path(verl.__path__[0]).resolve())
+
+
+def _near(block: str, name: str) -> str | None:
+    """Return the question which key is meant; None if no key looks as if it were meant."""
+    here = _closest(name, _tables()[block], NEAR if block else NEAR_AT_TOP)
+    if here is not None:
+        return f"did you mean {_join(block, here)}?"
+    elsewhere = _blocks_with(name)
+    if block and 0 < len(elsewhere) <= FEW_BLOCKS:
+        return f"did you mean {' or '.join(_join(each, name) for each in elsewhere)}?"
+    return None
+
+
+def _similar(block: str, name: str) -> str:
+    """Return a remark on a key of another name that may be meant, or nothing."""
+    elsewhere = _blocks_with(name)
+    if elsewhere:
+        return f" ({elsewhere[0]} and others have a key of this name)"
+    here = _closest(name, _tables()[block], SIMILAR)
+    return f" (verl reads {_join(block, here)})" if here else ""
+
+
+def _closest(name: str, known: Iterable[str], ratio: float) -> str | None:
+    """Return the known name that is closest, without regard to case and underscores."""
+    by_letters = {_letters(each): each for each in sorted(known)}
+    close = difflib.get_close_matches(_letters(name), by_letters, 1, ratio)
+    return by_letters[close[0]] if close else None
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _blocks_with(name: str) -> list[str]:
+    return [block for block, names in _tables().items() if block and name in names]
+
+
+def _is_below_one_of(key: str, blocks: Iterable[str]) -> bool:
+    """Return whether a key is one of these, or stands below one of them; "" has all keys."""
+    return any(not block or f"{key}.".startswith(f"{block}.") for block in blocks)
+
+
+def _join(block: str, name: str) -> str:
+    return f"{block}.{name}" if block else name
+
+
+def _line_for(keys: Iterable[str]) -> str:
+    return f"'+{OWN}=[{','.join(keys)}]'"
