@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 ADDRESS = ""  # of the public repository; empty: there is none, and no index has the package
 WIDTH = 100  # columns
+GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # the extra that brings a package which not every installation has
 EXTRAS = {

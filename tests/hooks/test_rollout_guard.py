@@ -18,8 +18,7 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import ERROR_KEY, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import replay_buffer, rollout_guard
-from verl_gdpo.hooks.extend import attach, extend_instance, record_of
-from verl_gdpo.hooks.replay_buffer import BufferRecord
+from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.rollout_guard import (
     ANSWER_SECONDS,
     Prompts,
@@ -27,6 +26,7 @@ from verl_gdpo.hooks.rollout_guard import (
     RolloutGuard,
     naming_the_trainer,
     rollout_actors,
+    training_workers,
 )
 from verl_gdpo.hooks.trainer import TrainerRecord
 
@@ -130,29 +130,88 @@ def test_an_answer_from_before_the_death_does_not_count(ray_session):
         guard.raise_if_node_died()
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_an_actor_that_dies_while_verl_calls_it(ray_session, is_ours):
-    """verl lets Ray's error through, which says neither which actor died nor how to go on."""
-    (worker,), (pid,) = start(1)
+class DyingTrainer:
+    """Calls a worker that gets SIGKILL, as verl does: it lets Ray's error through.
 
-    class Trainer:
-        def fit(self, agent_loop_manager):
-            os.kill(pid, signal.SIGKILL)
-            ray.get(agent_loop_manager.pid.remote())
+    asks: the actor that it asks, which may be another one, that calls the dead one in turn.
+    """
 
-    trainer = Trainer()
+    def __init__(self, pid, question, **attributes):
+        self.pid, self.question = pid, question
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def fit(self, agent_loop_manager):
+        os.kill(self.pid, signal.SIGKILL)
+        ray.get(self.question())
+
+
+def extended(trainer):
     extend_instance(trainer, "PPOTrainer", TrainerRecord(GdpoSettings(), True))
-    actors = {"agent loop worker 0": worker} if is_ours else {}
-    guard = RolloutGuard(lambda: actors, tolerated=0)
-    trainer.replay_buffer = SimpleNamespace()
-    attach(trainer.replay_buffer, BufferRecord(guard))
-    error, said = (
-        (RolloutError, r"agent loop worker 0 died\. A start with trainer\.resume_mode=auto")
-        if is_ours
-        else (ray.exceptions.ActorDiedError, "died unexpectedly")  # a worker that only verl has
-    )
-    with pytest.raises(error, match=said):
-        trainer.fit(worker)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("attributes", "name"),
+    [
+        (
+            lambda worker: {"agent_loop_manager": SimpleNamespace(agent_loop_workers=[worker])},
+            "agent loop worker 0",
+        ),
+        (
+            lambda worker: {"actor_rollout_wg": SimpleNamespace(workers=[worker])},
+            "training worker 0",
+        ),
+        (lambda worker: {"critic_wg": SimpleNamespace(workers=[worker])}, "critic worker 0"),
+        (lambda worker: {}, None),  # a worker that only verl has
+    ],
+)
+def test_an_actor_that_dies_while_verl_calls_it(ray_session, attributes, name):
+    """Ray's error says neither what it was for nor how to go on."""
+    (worker,), (pid,) = start(1)
+    trainer = extended(DyingTrainer(pid, worker.pid.remote, **attributes(worker)))
+    error = RolloutError if name else ray.exceptions.ActorDiedError
+    said = rf"{name} died\. A start with trainer\.resume_mode=auto" if name else "unexpectedly"
+    with pytest.raises(error, match=said) as raised:
+        trainer.fit(None)
+    if name:
+        assert f"pid: {pid}" in str(raised.value)
+        assert "The memory may have run out (see dmesg)" in str(raised.value)
+
+
+@ray.remote(num_cpus=0)
+class Rank:
+    """Of a collective: it misses a peer that dies, or waits for it for ever."""
+
+    def pid(self):
+        return os.getpid()
+
+    def ask(self, peer):
+        try:
+            ray.get(peer.pid.remote())
+        except ray.exceptions.RayError:
+            raise RuntimeError("Connection closed by peer") from None
+
+    def hang(self):
+        time.sleep(600)
+
+
+def test_a_rank_that_dies_is_named_by_what_its_peers_say(ray_session):
+    """Of two that live, one says that it misses another, and one does not answer at all."""
+    ranks = [Rank.remote() for _ in range(3)]
+    _, pid, _ = ray.get([rank.pid.remote() for rank in ranks])
+    ranks[2].hang.remote()
+    group = SimpleNamespace(workers=ranks)
+
+    def question():
+        return ranks[0].ask.remote(ranks[1])
+
+    trainer = extended(DyingTrainer(pid, question, actor_rollout_wg=group, ref_policy_wg=group))
+    died = pytest.raises(RolloutError, match=r"^training worker 1 died\. A start with")
+    with died:
+        trainer.fit(None)
+    with died:  # it does not wait for the one that hangs
+        RolloutGuard(lambda: training_workers(trainer), tolerated=0).raise_if_dead(3600.0)
 
 
 def test_an_actor_that_cannot_be_reached_yet_is_asked_again(monkeypatch):

@@ -17,7 +17,6 @@ Relies on verl 0.9:
   trainer, which makes no dataloader; and that the run ends with what the `fit` of either raises.
 """
 
-import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -43,7 +41,7 @@ from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.function_list import refuse_without_v1
 from verl_gdpo.hooks.resumed import check_before_load
-from verl_gdpo.hooks.rollout_guard import RolloutGuard, rollout_actors
+from verl_gdpo.hooks.rollout_guard import naming_the_dead
 from verl_gdpo.hooks.step import NO_REWARDS, AdvantageStep, TokenAdvantages, fitting
 from verl_gdpo.hooks.trainer import TrainerRecord
 
@@ -96,10 +94,8 @@ async def _wait(trainer: Any, result: Awaitable[Any]) -> Any:
 def _fitting(trainer: Any) -> Iterator[None]:
     token = fitting.set(trainer)
     try:
-        yield
-    except ray.exceptions.RayError:
-        RolloutGuard(functools.partial(rollout_actors, trainer), tolerated=0).raise_if_node_died()
-        raise
+        with naming_the_dead(trainer):
+            yield
     finally:
         fitting.reset(token)
 

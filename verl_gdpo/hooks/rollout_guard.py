@@ -7,8 +7,9 @@ server or a worker, all prompts fail again and again. After the death of an agen
 keep the mark "running", and verl waits for them for ever.
 
 Relies on verl 0.9: the actors behind a trainer's `reward_loop_manager`, `agent_loop_manager`,
-`llm_server_manager` and `standalone_server_manager`, which `rollout_actors` reads, and the names of
-TransferQueue's actors. Relies on Ray's `__ray_ready__`, which every actor answers.
+`llm_server_manager` and `standalone_server_manager`, which `rollout_actors` reads, the `workers` of
+its worker groups, which `training_workers` reads, and the names of TransferQueue's actors. Relies
+on Ray's `__ray_ready__`, which every actor answers.
 """
 
 import time
@@ -21,13 +22,20 @@ from typing import Any, NoReturn
 import ray
 
 from verl_gdpo.hooks.extend import record_of
+from verl_gdpo.terminal import GO_ON
 
 ANSWER_SECONDS = 10.0  # after a failed prompt, actors get this time to answer
 NODE_SECONDS = 90.0  # until Ray knows that a node has died, also if its machine lost its power
 # more prompts than this may be lost than are kept, however small the batch is: by chance, prompts
 # of which less than 4 in 10 are lost do not get there
 LEAST_TOLERATED = 32
-GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
+# {attribute of a trainer, where it has one: what its worker group is called in messages}
+TRAINING_WORKERS = {
+    "actor_rollout_wg": "training worker",
+    "actor_wg": "training worker",
+    "critic_wg": "critic worker",
+    "ref_policy_wg": "reference worker",
+}
 
 
 class RolloutError(RuntimeError):
@@ -128,11 +136,9 @@ class RolloutGuard:
             if name not in asked:
                 self._questions[actor.__ray_ready__.remote()] = name
         questions = list(self._questions)
-        if not questions:
-            return
         if seconds:
             self._silent |= {*self._questions.values()}
-        for answer in ray.wait(questions, num_returns=len(questions), timeout=seconds)[0]:
+        for answer in _answers(questions, seconds):
             name = self._questions.pop(answer)
             try:
                 ray.get(answer)
@@ -164,10 +170,57 @@ class RolloutGuard:
         )
 
 
+def _answers(questions: list[Any], seconds: float) -> Iterator[Any]:
+    """Yield the questions that are answered, as they are, at most so long.
+
+    A dead actor is known before one that hangs with it, as the ranks of a collective do.
+    """
+    give_up = time.monotonic() + seconds
+    waiting = questions
+    if waiting:
+        answered, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        yield from answered
+    while waiting and time.monotonic() < give_up:
+        left = max(0.0, give_up - time.monotonic())
+        answered, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+        yield from answered
+
+
 def died(name: str, error: Exception) -> str:
     """Return one line about an actor of which Ray says this."""
-    reason = " ".join(str(error).split()).partition(" Some common causes")[0]
-    return f"{name} died. {GO_ON}. Ray says: {reason}"
+    reason, causes, _ = " ".join(str(error).split()).partition(" Some common causes")
+    hint = ""
+    if causes:  # Ray does not know
+        hint = " The memory may have run out (see dmesg), or its last lines in the log say why."
+    return f"{name} died. {GO_ON}. Ray says: {reason}{hint}"
+
+
+@contextmanager
+def naming_the_dead(trainer: Any) -> Iterator[None]:
+    """Raise RolloutError if an actor of this trainer has died, where the block gets Ray's error.
+
+    Ray's error is of the dead actor, or of one that misses it: a rank of a collective, or a rank
+    whose peer was on a node that died.
+    """
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        workers = training_workers(trainer)
+        for name, worker in workers.items():
+            if _is_of(error, worker):
+                raise RolloutError(died(name, error)) from None
+        RolloutGuard(lambda: rollout_actors(trainer), tolerated=0).raise_if_node_died()
+        RolloutGuard(lambda: workers, tolerated=0).raise_if_dead()
+        raise
+
+
+def _is_of(error: Exception, actor: Any) -> bool:
+    """Whether Ray says by this error that the actor has died."""
+    if isinstance(error, ray.exceptions.RayTaskError):  # what another actor says, who lives
+        return False
+    if not isinstance(error, ray.exceptions.ActorDiedError):
+        return False
+    return bool(error.actor_id == actor._actor_id.hex())
 
 
 @contextmanager
@@ -191,6 +244,20 @@ def queue_actors() -> dict[str, Any]:
         for actor in ray.util.list_named_actors(all_namespaces=True)
         if actor["name"].startswith("TransferQueue") and actor["namespace"] in ours
     }
+
+
+def training_workers(trainer: Any) -> dict[str, Any]:
+    """Return {description: Ray actor handle} of the processes of a trainer's worker groups.
+
+    A process that is a rank of several groups has the first one's name.
+    """
+    named: dict[str, Any] = {}
+    for attribute, kind in TRAINING_WORKERS.items():
+        group = getattr(trainer, attribute, None)
+        for rank, worker in enumerate(getattr(group, "workers", None) or ()):
+            if isinstance(worker, ray.actor.ActorHandle) and worker not in named.values():
+                named[f"{kind} {rank}"] = worker
+    return named
 
 
 def rollout_actors(trainer: Any) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import ray
 import verl
 from omegaconf import OmegaConf
 
@@ -52,7 +51,12 @@ from verl_gdpo.hooks.function_list import check_sources
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
 from verl_gdpo.hooks.resumed import check_before_load
-from verl_gdpo.hooks.rollout_guard import RolloutGuard, queue_actors, rollout_actors
+from verl_gdpo.hooks.rollout_guard import (
+    RolloutGuard,
+    naming_the_dead,
+    queue_actors,
+    rollout_actors,
+)
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.tasks import check_ground_truths
 
@@ -181,8 +185,12 @@ def set_up(original: Function, self: Any) -> None:
             "verl-gdpo, because its constructor did not call that of verl's PPOTrainer with "
             "verl's configuration"
         )
-    original(self)
-    if record is not None and record.has_manager:
+    if record is None:
+        original(self)
+        return
+    with naming_the_dead(self):  # memory may end while the model is loaded
+        original(self)
+    if record.has_manager:
         check_reward_workers(self.reward_loop_manager.reward_loop_workers, record.sources)
 
 
@@ -198,11 +206,8 @@ def init_dataloader(original: Function, self: Any) -> None:
 
 def fit(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     """Name the actor that died."""
-    try:
+    with naming_the_dead(self):
         original(self, *args, **kwargs)
-    except ray.exceptions.RayError:  # also of a rank whose peer was on a node that died
-        record_of(self.replay_buffer).guard.raise_if_node_died()
-        raise
 
 
 def build_replay_buffer(original: Function, self: Any) -> Any:
