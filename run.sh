@@ -95,9 +95,19 @@ overridden() {
 # Any Python will do, also that of an environment that was made before.
 trained_up_to() { PATH=$PATH:$root/.venv/bin python3 "$root/verl_gdpo/run/checkpoints.py" "${run:-runs}"; }
 
+# Stops if a launcher holds the folder. It locks this file until it ends.
+refuse_a_living_run() {
+  [ -e "$1/lock" ] || return 0
+  local code=0
+  flock --nonblock --conflict-exit-code 75 "$1/lock" true 2>/dev/null || code=$?
+  [ "$code" != 75 ] ||
+    die "run_dir=$1 is in use by process $(cat "$1/lock"), which is alive: wait for it, end it, or choose another folder"
+}
+
 manifest=''
 if [ -n "$resume" ]; then
   run=${run:-$(find "$root/runs" -maxdepth 1 -name "$task-*" 2>/dev/null | sort | tail -n 1 || true)}
+  refuse_a_living_run "$run"
   manifest=$(trained_up_to) || die "to start anew, without --resume: $(printf '%q ' "$root/run.sh" "${overrides[@]#task=}")"
   if [ -n "$manifest" ]; then
     was=$(sed -n '/^recipes:/,/^[^ ]/s/^  hardware: //p' "$manifest")
@@ -110,8 +120,16 @@ if [ -n "$resume" ]; then
     say "no start is recorded that trained up to the checkpoint of $run: it goes on with the configuration of this command"
   fi
 elif [ -n "$(ls -A -- "$run" 2>/dev/null)" ]; then
+  refuse_a_living_run "$run"
   trained_up_to >/dev/null || die "run_dir=$run is not empty; choose another, or start anew in it after: rm -r $(printf '%q' "$run")"
   die "run_dir=$run is not empty; choose another, or go on with it: --resume $run"
+fi
+
+# before anything is installed; the configuration of an earlier start may say other folders
+if [ -z "$manifest" ]; then
+  denied=0
+  PATH=$PATH:$root/.venv/bin python3 "$root/verl_gdpo/run/ray_folders.py" "${overrides[@]}" || denied=$?
+  [ "$denied" != 3 ] || exit 2 # another code is of a Python that is missing or old
 fi
 
 [ -z "$hardware" ] || [ -f "$root/recipes/hardware/$hardware.yaml" ] || die "no recipes/hardware/$hardware.yaml"
@@ -206,4 +224,5 @@ say "checking the configuration meanwhile; a problem ends the run"
 options+=(--go-on "$(printf '%q ' "$root/run.sh" "$task" --resume "$run")")
 stage "$python" -m verl_gdpo.run.launch --check "${options[@]}" --run-dir "$run" -- \
   "$python" -m verl.trainer.main_ppo "${config[@]}"
-stage "$python" -m verl_gdpo summary "$run"
+# the launcher has said where the folder is, if somebody has moved it
+[ ! -d "$run" ] || stage "$python" -m verl_gdpo summary "$run"

@@ -21,6 +21,7 @@ from saved_checkpoint import save_checkpoint
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+from verl_gdpo.run.processes import locked
 from verl_gdpo.run.starts import StartManifest, now, write
 
 PYTHON = r"""#!/bin/bash
@@ -57,7 +58,8 @@ def checkout(tmp_path, monkeypatch):
         (root / "recipes" / "task" / f"{task}.yaml").touch()
     (root / "verl_gdpo" / "tools" / "check").mkdir(parents=True)
     (root / "verl_gdpo" / "run").mkdir()
-    shutil.copy(REPO / "verl_gdpo" / "run" / "checkpoints.py", root / "verl_gdpo" / "run")
+    for module in ("checkpoints.py", "ray_folders.py"):
+        shutil.copy(REPO / "verl_gdpo" / "run" / module, root / "verl_gdpo" / "run")
     finds(root, "hardware=cpu")
     for folder in ("deep/home", "calls", "bin"):
         (tmp_path / folder).mkdir(parents=True)
@@ -224,6 +226,38 @@ def test_a_task_with_a_model_of_the_hub_needs_no_tiny_policy(checkout):
     run_sh(checkout, "gsm8k", "hardware=cpu")
     ran = stages(checkout)
     assert "workshop.tiny_policy" in ran and "verl-gdpo fetch" not in ran
+
+
+def test_the_run_that_holds_the_folder_is_named(checkout):
+    """Before its files are looked at: they say nothing of a run that goes on."""
+    run = checkout / "runs" / "tool_rl-1"
+    save_checkpoint(run / "checkpoints", 3)
+    with locked(run / "lock", "the run folder"):
+        for arguments in (["--resume", str(run)], [f"run_dir={run}"]):
+            done = call(checkout, *arguments)
+            assert done.returncode == 2
+            assert f"{run} is in use by process {os.getpid()}, which is alive" in done.stderr
+            assert "rm -r" not in done.stderr
+    assert stages(checkout) == {}
+    assert call(checkout, "--resume", str(run)).returncode == 0  # the file stays, and is no lock
+
+
+def test_a_folder_that_ray_cannot_write_is_named_before_anything_is_made(checkout, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    file = checkout.parent / "file"
+    file.touch()
+    monkeypatch.setenv("HOME", str(file))
+    done = call(checkout)
+    assert done.returncode == 2
+    assert f"run.sh: {file}/.ray: Ray writes a token into this folder of HOME" in done.stderr
+    assert stages(checkout) == {}
+    assert call(checkout, "+ray_kwargs.ray_init.address=auto").returncode == 0
+    monkeypatch.setenv("HOME", str(checkout))
+    monkeypatch.setenv("RAY_TMPDIR", str(file))
+    done = call(checkout)
+    assert done.returncode == 2
+    assert f"run.sh: {file}/ray: Ray keeps its sessions in this folder" in done.stderr
 
 
 def test_a_task_that_is_not_there(checkout):

@@ -123,6 +123,23 @@ def test_a_temporary_folder_that_is_too_long_is_the_one_that_ray_refuses(monkeyp
     assert "is too long by" in machine.what_ray_refuses(config)[0]
 
 
+def test_folders_that_ray_cannot_write(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    for variable in ("RAY_AUTH_MODE", "RAY_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(file))
+    monkeypatch.setenv("RAY_TMPDIR", str(file))
+    session, token = machine.what_ray_refuses(composed())[-2:]
+    assert session.startswith(f"{file}/ray: Ray keeps its sessions in this folder")
+    assert token.startswith(f"{file}/.ray: Ray writes a token into this folder of HOME")
+    folder = "+ray_kwargs.ray_init._temp_dir=/tmp"
+    assert machine.what_ray_refuses(composed(folder))[-1:] == [token]
+    address = "+ray_kwargs.ray_init.address"
+    assert machine.what_ray_refuses(composed(folder, f"{address}=local")) == [token]
+    assert machine.what_ray_refuses(composed(folder, f"{address}=auto")) == []
+
+
 # --- responses -----------------------------------------------------------------------------------
 
 

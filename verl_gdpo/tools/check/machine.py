@@ -16,6 +16,7 @@ from requests.utils import get_netrc_auth
 import verl_gdpo
 from verl_gdpo.hooks.configuration import has_own_scorer
 from verl_gdpo.hooks.verl_questions import VERSION, import_parts, trains_critic
+from verl_gdpo.run import ray_folders
 from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 
@@ -60,7 +61,8 @@ def check_environment(config: Any) -> str:
 def what_ray_refuses(config: Any) -> list[str]:
     """A sentence for each reason for which Ray 2.60 would not start here, or only log why."""
     around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    folder = OmegaConf.select(config, "ray_kwargs.ray_init._temp_dir") or f"{around}/ray"
+    session = OmegaConf.select(config, "ray_kwargs.ray_init._temp_dir")
+    folder = session or f"{around}/ray"
     excess = len(f"{folder}{SESSION.format(os.getpid())}".encode()) - LONGEST_SOCKET
     problems = []
     if SIGNS.search(sys.executable):
@@ -74,6 +76,8 @@ def what_ray_refuses(config: Any) -> list[str]:
             f"socket in it may have {LONGEST_SOCKET}. Set TMPDIR=/tmp, or RAY_TMPDIR to a short "
             "folder"
         )
+    if OmegaConf.select(config, "ray_kwargs.ray_init.address") in (None, "local"):  # its own Ray
+        problems += ray_folders.unwritable(os.environ, session).values()
     return problems
 
 
