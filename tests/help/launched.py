@@ -33,6 +33,13 @@ def children_of(folder):
 
 
 LAUNCHER = ["-m", "verl_gdpo.run.launch"]
+# the launcher, whose limits are as good as none
+IMPATIENT = """
+import sys
+from verl_gdpo.run import end_conditions, launch
+end_conditions.FIRST_SECONDS = 0.5
+sys.exit(launch.main())
+"""
 
 
 def launcher(folder, *arguments):

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 
+import pytest
 from launched import errors_of, logging_driver, start, step_line, with_steps
 
 from verl_gdpo.run import folder as run_folder
@@ -12,6 +13,7 @@ from verl_gdpo.run.console import Progress, end_report
 from verl_gdpo.run.end_conditions import RunEnd
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.held_folder import HeldFolder
 from verl_gdpo.run.launch import launch
 
 
@@ -32,7 +34,7 @@ def test_progress_lines(tmp_path, capsys):
 
 def test_a_sign_of_life_says_whether_a_step_was_logged(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("verl_gdpo.run.console.ALIVE_SECONDS", -1.0)
-    progress = Progress(tmp_path, quiet=False)
+    progress = Progress(HeldFolder(tmp_path), quiet=False)
     progress.show()
     with_steps(tmp_path, 1, saved=1)
     progress.show()
@@ -46,7 +48,7 @@ def test_time_left(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("verl_gdpo.run.console.time.monotonic", lambda: now)
     (tmp_path / "train.log").write_text("Total training steps: 7\n")  # of an earlier start
     (tmp_path / "metrics").mkdir()
-    progress = Progress(tmp_path, quiet=False)
+    progress = Progress(HeldFolder(tmp_path), quiet=False)
     with (tmp_path / "train.log").open("a") as log:
         log.write("(TaskRunnerV1 pid=1) INFO:Total training steps: 2000\n")
     for step in (0, 1, 4, 1990, 2000):
@@ -82,8 +84,8 @@ def log_steps(run, start, steps, progress):
 
 def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
     """600 steps; the first start got to 335, and the second goes on after the checkpoint at 300."""
-    log_steps(tmp_path, 1, range(1, 336), Progress(tmp_path, quiet=False))
-    resumed = Progress(tmp_path, quiet=False)
+    log_steps(tmp_path, 1, range(1, 336), Progress(HeldFolder(tmp_path), quiet=False))
+    resumed = Progress(HeldFolder(tmp_path), quiet=False)
     first = [line for line in capsys.readouterr().out.splitlines() if "FINDING" in line]
     log_steps(tmp_path, 2, range(301, 601), resumed)
     second = [line for line in capsys.readouterr().out.splitlines() if "FINDING" in line]
@@ -97,10 +99,10 @@ def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
 
 
 def test_a_resume_reads_each_line_of_the_run_once(tmp_path, monkeypatch):
-    log_steps(tmp_path, 1, range(1, 41), Progress(tmp_path, quiet=True))
+    log_steps(tmp_path, 1, range(1, 41), Progress(HeldFolder(tmp_path), quiet=True))
     read, step_of = [], run_folder._step_of
     monkeypatch.setattr(run_folder, "_step_of", lambda line: read.append(line) or step_of(line))
-    resumed = Progress(tmp_path, quiet=False)
+    resumed = Progress(HeldFolder(tmp_path), quiet=False)
     log_steps(tmp_path, 2, range(31, 61), resumed)
     assert len(read) == 40 + 30
 
@@ -153,16 +155,80 @@ def test_why_a_run_failed(tmp_path):
         "(worker) ValueError: inner\nTraceback:\n  x\nray.exceptions.RayTaskError(ValueError): a\n"
         "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
     )
-    report = end_report(tmp_path, RunEnd(1, "failed")).splitlines()
+    with HeldFolder(tmp_path) as held, log.open("rb") as file:
+        report = end_report(held, RunEnd(1, "failed"), file)
     assert report[0] == "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan"
     assert str(log) in report[1]
+
+
+def reported(folder, text):
+    """What is said of a failed run with this log."""
+    (folder / "train.log").write_text(text)
+    with HeldFolder(folder) as held, (folder / "train.log").open("rb") as log:
+        return end_report(held, RunEnd(1, "failed"), log)
+
+
+OF_A_DEAD_ACTOR = """\
+{before}ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+\tclass_name: WorkerDict
+\tpid: 10808
+The actor is dead because its worker process has died. {detail}
+
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+"""
+CRASHED = "\x1b[36m(WorkerDict pid=10808)\x1b[0m *** SIGSEGV received at time=1 on cpu 1 ***\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "detail", "said"),
+    [
+        ("", "A connection error code 2. End of file.", "Process 10808 logged no signal, as after"),
+        (CRASHED, "A connection error code 2. End of file.", "Process 10808 crashed with SIGSEGV"),
+        ("", "The process receives a SIGTERM.", None),
+    ],
+)
+def test_the_whole_message_of_a_dead_actor_and_its_signal(tmp_path, before, detail, said):
+    lines = reported(tmp_path, OF_A_DEAD_ACTOR.format(before=before, detail=detail))
+    message, rest = lines[:4], lines[4:-1]
+    assert message[0].startswith("ray.exceptions.ActorDiedError: ")
+    assert message[2] == r"\tpid: 10808" and message[3].endswith(detail)
+    assert [line.startswith(said) for line in rest] == ([True] if said else [])
+
+
+def test_a_dead_gcs_is_named_and_no_raw_line_is_shown(tmp_path):
+    text = (
+        "\x1b[36m(TaskRunner pid=1)\x1b[0m step:1 - a:1\n"
+        "[2026-11-28 08:42:12,765 E 11589 11865] rpc_client.h:204: Failed to connect to GCS within "
+        "60 seconds. GCS may have been killed.\n"
+    )
+    first, *others = reported(tmp_path, text)
+    assert first.startswith("Ray's central process, gcs_server, died. A start with trainer.resume_")
+    assert first.endswith("60 seconds. GCS may have been killed.")
+    assert others == [f"(whole log: {tmp_path / 'train.log'})"]
+
+
+def test_a_log_without_a_reason_is_shown_without_colours_and_in_short_lines(tmp_path):
+    log = f"\x1b[36m(W pid=1)\x1b[0m {'x' * 5000}\n" * 40
+    first, *shown, _ = reported(tmp_path, log)
+    assert first == "exit code 1, and the log has no error. Its last lines:"
+    assert len(shown) == 25
+    assert {len(line) for line in shown} == {300}
+    assert shown[0].startswith("(W pid=1) x")
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_home_that_ray_could_not_write(tmp_path, monkeypatch, is_ours):
+    monkeypatch.setattr("verl_gdpo.run.ray_folders.unwritable", lambda _: {"/.ray": "Set HOME"})
+    folder = "/.ray" if is_ours else "/else"
+    lines = reported(tmp_path, f"PermissionError: [Errno 13] Permission denied: '{folder}'\n")
+    assert lines[1:-1] == (["Set HOME"] if is_ours else [])
 
 
 def test_why_a_run_failed_is_of_this_start_and_no_command_to_the_terminal(tmp_path):
     (tmp_path / "train.log").write_text("ValueError: of an earlier start\n")
     body = r"print('\x1b[2J gone'); sys.exit(1)"
     _, errors = errors_of(tmp_path, body)
-    assert errors.splitlines() == [r"\x1b[2J gone", f"(whole log: {tmp_path / 'train.log'})"]
+    assert errors.splitlines()[1:] == [r"\x1b[2J gone", f"(whole log: {tmp_path / 'train.log'})"]
 
 
 def test_a_disk_that_is_full(tmp_path):

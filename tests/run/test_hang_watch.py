@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from launched import children_of, errors_of, step_line
+from launched import IMPATIENT, children_of, errors_of, step_line
 
 from verl_gdpo.run import end_conditions
 from verl_gdpo.run.end_conditions import HangWatch, stacks_of, write_stacks
@@ -27,6 +27,7 @@ class MadeUpRun:
     def __init__(self, folder, **settings):
         folder.mkdir(exist_ok=True)
         self.file, self.now = folder / "1.jsonl", 1000.0
+        self.file.touch()  # the launcher makes it
         self.watch = HangWatch(self.file, {**SETTINGS, **settings}, clock=lambda: self.now)
 
     def silent_for(self, seconds, most=MINUTE):
@@ -114,6 +115,16 @@ def test_time_in_which_the_launcher_stood_still_does_not_count(tmp_path):
     assert run.watch.silence == 2.0
 
 
+def test_a_file_that_is_deleted_is_no_hang(tmp_path):
+    """verl writes on into it, where nobody can read."""
+    run = MadeUpRun(tmp_path)
+    run.step(MINUTE)
+    run.file.unlink()
+    assert not run.silent_for(10 * FLOOR)
+    run.file.touch()
+    assert run.silent_for(FLOOR + 20)
+
+
 def test_a_disk_that_is_away_is_no_hang(tmp_path, monkeypatch):
     def away(_):
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -152,13 +163,6 @@ stacks.register()
 trainer = {{"logger": ["file"], "hang_minutes": {minutes!r}}}
 starts.write(Path({folder!r}), starts.here({{"trainer": trainer}}), "")
 import re; re.match("(a*)*b", "a" * 60)
-"""
-# the launcher, whose limits are as good as none
-IMPATIENT = """
-import sys
-from verl_gdpo.run import end_conditions, launch
-end_conditions.FIRST_SECONDS = 0.5
-sys.exit(launch.main())
 """
 
 

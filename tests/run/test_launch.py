@@ -3,13 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 
 import psutil
 import pytest
-from launched import children_of, driver, launcher, start, with_steps
+from launched import IMPATIENT, children_of, driver, launcher, start, with_steps
 from processes import is_alive, wait_for
 
 from verl_gdpo.run import processes
@@ -171,6 +172,98 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     process.wait()
     wait_for(lambda: not children_of(tmp_path))
     assert subprocess.run(command).returncode == 0
+
+
+# --- a folder that is taken away from a run that goes on ------------------------------------------
+
+# it records its start as verl's driver does, and keeps the file of its metrics open as verl does
+LOGS = """
+import json
+from pathlib import Path
+from verl_gdpo.run import starts
+def log(step):
+    line = json.dumps({{"step": step, "data": {{"timing_s/update_actor": 1.0}}}})
+    metrics.write(line.encode() + b"\\n")
+trainer = {{"logger": ["file"], "hang_minutes": 0.01}}
+starts.write(Path({run!r}), starts.here({{"trainer": trainer}}), "")
+metrics = open(os.environ["VERL_FILE_LOGGER_PATH"], "wb", buffering=0)
+log(1)
+while os.path.exists({run!r}):
+    time.sleep(0.05)
+os.makedirs("{run}/rollouts")
+for step in range(2, 12):
+    time.sleep(0.3)
+    log(step)
+{end}
+"""
+
+
+def bereft(folder, take_away, end):
+    """The launcher of a run whose folder is taken away after its first step."""
+    run = folder / "run"
+    run.mkdir()
+    with_steps(run, saved=1)
+    words = ["--go-on", "./run.sh T --resume R"]
+    command = launcher(run, *words, "--", *driver(run, LOGS.format(run=str(run), end=end)))
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, **streams)
+    for line in process.stdout:
+        if "step    1" in line:
+            break
+    take_away(run)
+    return process
+
+
+def renamed(run):
+    run.rename(run.with_name("moved"))
+
+
+def test_a_run_whose_folder_is_renamed_goes_on(tmp_path, monkeypatch):
+    """It takes six times as long as the limit of a hang."""
+    monkeypatch.setattr("launched.LAUNCHER", ["-c", IMPATIENT])
+    process = bereft(tmp_path, renamed, "sys.exit(0)")
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    gone = f"WARNING: the run folder {tmp_path}/run is gone: it is now {tmp_path}/moved. The train"
+    assert output.count(gone) == 1
+    assert "step   11" in output
+    assert "why: finished" in (tmp_path / "moved" / "starts" / "1" / "end.yaml").read_text()
+    assert os.listdir(tmp_path / "run") == ["rollouts"]
+
+
+def test_a_run_that_is_stopped_after_its_folder_was_renamed(tmp_path):
+    process = bereft(tmp_path, renamed, "time.sleep(600)")
+    for line in process.stdout:
+        if "step   11" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    first, second = process.communicate(timeout=60)[0].splitlines()
+    last = f"stopped at step 11; the last checkpoint is {tmp_path}/moved/checkpoints/global_step_1."
+    assert first.startswith(last) and first.endswith("go on with: ./run.sh T --resume R")
+    assert second.startswith(f"the run folder {tmp_path}/run is gone: it is now {tmp_path}/moved.")
+    assert process.returncode == 130
+
+
+def test_a_run_whose_folder_is_deleted_says_why_it_failed(tmp_path, monkeypatch):
+    """And before that it goes on, although no step of it can be seen."""
+    monkeypatch.setattr("launched.LAUNCHER", ["-c", IMPATIENT])
+    process = bereft(tmp_path, shutil.rmtree, "raise ValueError('the reason')")
+    output = process.communicate(timeout=60)[0]
+    *_, reason, gone = output.splitlines()
+    assert process.returncode == 1
+    assert reason == "ValueError: the reason"
+    assert gone.startswith(f"the run folder {tmp_path}/run is gone: it was deleted.")
+    assert "Traceback" not in output
+
+
+def test_each_start_has_metrics_of_its_own(tmp_path):
+    """Of a command without a `run_dir`, whose logger empties its file at each start."""
+    body = "open(os.environ['VERL_FILE_LOGGER_PATH'], 'wb').write(b'{}'); sys.exit(0)"
+    for _ in range(2):
+        launch(driver(tmp_path, body), tmp_path, quiet=True)
+    metrics = sorted((tmp_path / "metrics").iterdir())
+    assert [file.name for file in metrics] == ["1.jsonl", "2.jsonl"]
+    assert all(file.read_bytes() == b"{}" for file in metrics)
 
 
 def test_what_cannot_start_is_said(tmp_path):

@@ -5,11 +5,14 @@ kills a reward worker.
 """
 
 import os
+import re
 import resource
+import shutil
 
 import psutil
 from broken_training import (
     SAVED,
+    STARTED_SECONDS,
     Training,
     check_hang,
     check_resumed,
@@ -17,12 +20,14 @@ from broken_training import (
     train_until_killed,
     write_rows,
 )
+from processes import wait_for
 from small_trainings import overrides
 from start_verl import run_verl
 
-from verl_gdpo.run.checkpoints import TRACKER
+from verl_gdpo.run.checkpoints import TRACKER, newest_checkpoint
 from verl_gdpo.run.end_conditions import HANG_FILE
 from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.run.starts import starts_of
 
 HANG_MINUTES = "trainer.hang_minutes=2"  # once a start has saved a checkpoint, at step 8
 
@@ -35,6 +40,20 @@ def fill_disk(training):
     for process in training.processes():
         if process.name() not in ("gcs_server", "raylet"):
             process.rlimit(psutil.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def check_a_killed_worker(training):
+    """What the kernel kills first when memory ends: it is named, with what to do."""
+    with training.started() as launcher:
+        training.wait_for(launcher)
+        training.process("WorkerDict").kill()
+        exit_code, output = training.end_of(launcher)
+    assert exit_code == 1
+    (line,) = [line for line in output.splitlines() if "RolloutError: training worker " in line]
+    assert re.search(r"training worker \d died\. A start with trainer\.resume_mode=auto", line)
+    assert "The memory may have run out (see dmesg)" in line
+    assert "logged no signal, as after SIGKILL" in output
+    assert "training worker" in starts_of(training.folder)[-1].end["why"]
 
 
 def test_one_fault_after_the_other(tmp_path):
@@ -53,6 +72,7 @@ def test_one_fault_after_the_other(tmp_path):
         exit_code, output = training.end_of(launcher)
     assert exit_code == 1
     assert "RolloutError: TransferQueueStorageUnit#0 died." in output
+    check_a_killed_worker(training)
     with training.started() as launcher:
         training.wait_for(launcher)
         fill_disk(training)
@@ -93,6 +113,7 @@ def test_filtering_on_two_ranks(tmp_path):
     assert all("Oslo" in row[0] for rows in expected.values() for row in rows)
     training.data.write_bytes(original)
     os.utime(training.data, ns=(times.st_atime_ns, times.st_mtime_ns))  # a resume compares it
+    check_a_killed_worker(training)
     with training.started() as launcher:
         check_resumed(training, launcher, expected)
         training.wait_for(launcher, 2 * SAVED)
@@ -106,15 +127,27 @@ def test_filtering_on_two_ranks(tmp_path):
 
 
 def test_an_asynchronous_trainer_without_its_server(tmp_path):
-    """It would send out prompt after prompt."""
+    """It would send out prompt after prompt. Its folder was renamed some steps before."""
     training = Training(tmp_path, "trainer.v1.trainer_mode=colocate_async")
+    moved = tmp_path / "moved"
     with training.started() as launcher:
         training.wait_for(launcher, 2)
+        training.folder.rename(moved)
+        wait_for(lambda: max(read_metrics(moved)) > SAVED, seconds=STARTED_SECONDS)
         training.process("HFServer").kill()
         exit_code, output = training.end_of(launcher)
     assert exit_code == 1
     assert "RolloutError: rollout server 0, node 0 (llm) died." in output
+    assert f"step {SAVED:4d}  " in output
+    assert output.count(f"the run folder {training.folder} is gone: it is now {moved}.") == 2
+    assert "RolloutError" in starts_of(moved)[-1].end["why"]
+    # verl made the folder again for rollouts and checkpoints; together they are one run
+    assert sorted(os.listdir(training.folder)) == ["checkpoints", "rollouts"]
+    shutil.copytree(training.folder, moved, dirs_exist_ok=True)
+    shutil.rmtree(training.folder)
+    moved.rename(training.folder)
     training.check_readable()
+    assert newest_checkpoint(training.folder / "checkpoints").is_dir()
 
 
 def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):

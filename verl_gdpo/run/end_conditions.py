@@ -24,6 +24,7 @@ import psutil
 
 from verl_gdpo.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.run.folder import MetricsReader
+from verl_gdpo.run.held_folder import HeldFolder
 from verl_gdpo.run.starts import TIME_LIMIT_EXIT, read_start
 from verl_gdpo.stacks import SIGNAL, files_of
 
@@ -49,11 +50,15 @@ class RunEnd:
     exit_code: of the launcher.
     reason: "finished", "failed", "stopped", "time limit" or "refused".
     message: what is known beyond the log of the run.
+    report: why it ended, for a person; "" if it finished, and its folder is where it was.
+    has_folder: whether the folder of the run is where it was.
     """
 
     exit_code: int
     reason: str
     message: str = ""
+    report: str = ""
+    has_folder: bool = True
 
     @property
     def is_wanted(self) -> bool:
@@ -134,9 +139,21 @@ class HangWatch:
         try:
             for _, metrics in self._lines.new():
                 self._add(metrics)
+            can_tell = self._lines.run.is_file()
         except OSError:  # its disk is away for a moment
+            can_tell = False
+        if not can_tell:  # a line may have come that nobody can read
             self.silence = 0.0
         return bool(self.floor) and self.silence > self.limit
+
+    def follow(self, metrics: Path) -> None:
+        """Read on in the same file, which may have another name by now."""
+        self._lines.run = metrics
+
+    def look_away(self) -> None:
+        """Forget the silence so far: nobody can tell whether a line has come."""
+        self._last = self._clock()
+        self.silence = 0.0
 
     def _add(self, metrics: Mapping[str, float]) -> None:
         is_validation = all(name.startswith("val-") for name in metrics)
@@ -148,20 +165,22 @@ class HangWatch:
 class EndConditions:
     """What ends a run before its driver does.
 
+    folder: of the run. If it is gone, the run is not ended for it, and is not watched for hangs.
     parent: id of the process whose end ends the run; None if it is no matter.
     started: returns the living processes of the run.
     """
 
-    run: Path
+    folder: HeldFolder
     deadline: float
     parent: int | None
     started: Callable[[], Sequence[psutil.Process]] = tuple
     checking: "subprocess.Popen[bytes] | None" = None
     watch: HangWatch | None = None
     earlier: int = field(init=False)  # starts
+    metrics: Path = field(init=False)  # the file that is watched
 
     def __post_init__(self) -> None:
-        self.earlier = len(manifests_in(self.run / STARTS))
+        self.earlier = len(manifests_in(self.folder.path / STARTS))
 
     def raise_if_due(self) -> None:
         """Raise Stopped if the run has to end."""
@@ -177,26 +196,36 @@ class EndConditions:
         self._raise_if_it_hangs()
 
     def _raise_if_it_hangs(self) -> None:
+        place = self.folder.place()
+        if self.watch is None and place is not None:
+            self._begin_to_watch(place)
         if self.watch is None:
-            self._begin_to_watch()
-        if self.watch is None or not self.watch.is_overdue(most=10 * POLL_SECONDS):
             return
-        busy = write_stacks(self.started(), self.run / HANG_FILE)
+        metrics = self.folder.follow(self.metrics)
+        if metrics is None:
+            self.watch.look_away()
+            return
+        self.watch.follow(metrics)
+        if not self.watch.is_overdue(most=10 * POLL_SECONDS):
+            return
+        hang_file = (place or self.folder.path) / HANG_FILE
+        busy = write_stacks(self.started(), hang_file)
         if self.watch.is_overdue(most=0.0):  # no step has come meanwhile
             message = (
                 f"HangError: no step was logged for {self.watch.silence:.0f} s, and "
                 f"{self.watch.limit:.0f} s were allowed (docs/failures.md). Busy or silent: "
                 f"{'; '.join(busy) or 'none'}. The stacks of all processes on this machine: "
-                f"{self.run / HANG_FILE}"
+                f"{hang_file}"
             )
             raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
 
-    def _begin_to_watch(self) -> None:
+    def _begin_to_watch(self, place: Path) -> None:
         """Watch the run as soon as the manifest of this start says how."""
         try:
-            for manifest in manifests_in(self.run / STARTS)[self.earlier :]:
+            for manifest in manifests_in(place / STARTS)[self.earlier :]:
                 start = read_start(manifest).start
-                self.watch = HangWatch(Path(start.metrics), start.configuration.get("trainer", {}))
+                self.metrics = Path(start.metrics)
+                self.watch = HangWatch(self.metrics, start.configuration.get("trainer", {}))
         except ValueError as error:
             raise Stopped(RunEnd(FAILED_EXIT, "failed", str(error))) from None
         except OSError:  # a disk that is away for a moment

@@ -92,14 +92,15 @@ def write_into_run_dir(config: Any) -> None:
 class MetricsReader:
     """Reads the metrics of a run while it writes them; each call of `new` continues the last one.
 
-    run: the folder of a run, or a single file of verl's file logger.
+    run: the folder of a run, or a single file of verl's file logger. It may get another name
+        between two calls.
     problems: a message for each line that could not be read, with its file and number.
     """
 
     def __init__(self, run: Path) -> None:
         self.problems: list[str] = []
-        self._run = run
-        self._read: dict[Path, tuple[int, int]] = {}  # {file: (bytes, lines) read so far}
+        self.run = run
+        self._read: dict[str, tuple[int, int]] = {}  # {name of a file: (bytes, lines) read so far}
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield (step, {name: value}) for each new line, in the order of the run's starts.
@@ -107,16 +108,16 @@ class MetricsReader:
         A value that is not a finite number becomes NaN; verl writes it as null. A last line without
         its end is skipped until verl has written the end.
         """
-        files = [self._run] if self._run.is_file() else _metrics_files(self._run / "metrics")
+        files = [self.run] if self.run.is_file() else _metrics_files(self.run / "metrics")
         for path in files:
-            offset, number = self._read.get(path, (0, 0))
+            offset, number = self._read.get(path.name, (0, 0))
             with path.open("rb") as file:
                 file.seek(offset)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
                     offset, number = offset + len(line), number + 1
-                    self._read[path] = offset, number
+                    self._read[path.name] = offset, number
                     try:
                         yield _step_of(line)
                     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -7,7 +7,8 @@ With --check, `verl-gdpo check` looks at the configuration while verl starts, wh
 and a problem ends the run.
 Some of the processes survive the driver. Its keeper ends them all after success, failure, Ctrl-C or
 the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. `end_conditions.py`
-ends a run that logs no step for too long. Only one launcher at a time can use a folder.
+ends a run that logs no step for too long. Only one launcher at a time can use a folder. If somebody
+renames or deletes the folder, the run goes on: see `held_folder.py`.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +29,7 @@ from verl_gdpo.run import processes
 from verl_gdpo.run.console import ASKED, Progress, end_report
 from verl_gdpo.run.end_conditions import HANG_FILE, POLL_SECONDS, EndConditions, RunEnd, Stopped
 from verl_gdpo.run.folder import claim_metrics_file
+from verl_gdpo.run.held_folder import HeldFolder
 from verl_gdpo.run.starts import ended
 
 
@@ -39,6 +42,7 @@ def launch(
     time_limit: float | None = None,
     quiet: bool = False,
     end_with_parent: bool = False,
+    go_on: str | None = None,
 ) -> RunEnd:
     """Run `command`; the exit code is the command's, 124 at the time limit, or 128 + signal.
 
@@ -50,6 +54,7 @@ def launch(
         time_limit: seconds until the run is stopped.
         quiet: if True, print no progress.
         end_with_parent: if True, stop when the parent of this process is gone.
+        go_on: the command that goes on with a run that is stopped, for the report.
 
     Raises:
         RuntimeError: a living process uses the folder.
@@ -60,22 +65,36 @@ def launch(
     with (
         processes.locked(run / "lock", f"the run folder {run}"),
         processes.adopting() as started,
-        open(run / "train.log", "ab") as log,
+        HeldFolder(run) as held,
+        open(run / "train.log", "a+b") as log,
     ):
+        since = log.seek(0, os.SEEK_END)
         (run / HANG_FILE).unlink(missing_ok=True)
         environment = {**_environment(run), **(env or {})}
-        ends = EndConditions(run, deadline, os.getppid() if end_with_parent else None, started)
-        progress = Progress(run, quiet)
+        ends = EndConditions(held, deadline, os.getppid() if end_with_parent else None, started)
+        progress = Progress(held, quiet)
         with _signals_raise():
             try:
                 end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
-        with contextlib.suppress(OSError):  # of a full disk, which the report names
-            # of a failure, the training itself has written why
-            why = end.message or ("" if end.reason == "failed" else end.reason)
-            ended(run, why, end.exit_code, environment["VERL_FILE_LOGGER_PATH"])
-        return end
+        last_step = max(progress.shown, default=0)
+        report = end_report(held, end, log, since, last_step, go_on)
+        has_folder = held.place() == run
+        _record(held, end, report, environment["VERL_FILE_LOGGER_PATH"])
+        return replace(end, report="\n".join(report), has_folder=has_folder)
+
+
+def _record(held: HeldFolder, end: RunEnd, report: Sequence[str], metrics: str) -> None:
+    """Write why the run ended into its last start, wherever its folder is."""
+    why = end.message
+    otherwise = ""
+    if end.reason == "failed":
+        otherwise = report[0]  # unless the training itself has written why
+    elif not why:
+        why = end.reason
+    with contextlib.suppress(OSError, ValueError):  # a full disk, a damaged start: it is reported
+        ended(held.place() or held.path, why, end.exit_code, metrics, otherwise)
 
 
 def _environment(run: Path) -> dict[str, str]:
@@ -164,8 +183,7 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    run, log = arguments.run_dir, arguments.run_dir / "train.log"
-    since = log.stat().st_size if log.exists() else 0
+    run = arguments.run_dir
     was_empty = not (run.exists() and any(run.iterdir()))
     try:
         end = launch(
@@ -174,15 +192,16 @@ def main() -> int:
             check=_check_of(command, arguments.check_option) if arguments.check else (),
             time_limit=arguments.time_limit,
             end_with_parent=arguments.end_with_parent,
+            go_on=arguments.go_on,
         )
     except (RuntimeError, OSError) as error:
         print(f"verl_gdpo.run.launch: {error}", file=sys.stderr)
         return 2
     if end.reason == "refused":  # the check has printed why
-        if was_empty:
-            shutil.rmtree(run)
-    elif end.exit_code:
-        print(end_report(run, end, since, arguments.go_on), file=sys.stderr)
+        if was_empty and end.has_folder:
+            shutil.rmtree(run, ignore_errors=True)
+    elif end.report:
+        print(end.report, file=sys.stderr)
     return end.exit_code
 
 

@@ -128,20 +128,27 @@ def link(run: Path, folder: Path) -> None:
         (folder / STARTS).symlink_to(run / STARTS)
 
 
-def ended(run: Path, why: str, exit_code: int | None = None, metrics: str | None = None) -> None:
+def ended(
+    run: Path,
+    why: str,
+    exit_code: int | None = None,
+    metrics: str | None = None,
+    otherwise: str = "",
+) -> None:
     """Write why the last start of a run ended.
 
     Args:
         run: folder of the run.
-        why: a few words; "" keeps what the training itself wrote, or says the exit code.
+        why: a few words; "" keeps what the training itself wrote.
         exit_code: of the training, as a shell has it.
         metrics: the file that the launcher has given. If the last start has another, nothing is
             written.
+        otherwise: a few words for a training that has written nothing; "" says the exit code.
     """
     starts = starts_of(run)
     if not starts or metrics not in (None, starts[-1].start.metrics):
         return
-    why = why or starts[-1].end.get("why") or f"exit code {exit_code}"
+    why = why or starts[-1].end.get("why") or otherwise or f"exit code {exit_code}"
     code = {} if exit_code is None else {"exit_code": exit_code}
     with replace_together(starts[-1].folder / END) as [temporary]:
         temporary.write_text(_yaml({"time": now(), "why": why, **code}))
