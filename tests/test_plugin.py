@@ -7,15 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly
 from repository import REPO
 
+from verl_gdpo import stacks
 from verl_gdpo.cpu.plugin import FUSED_KERNELS, ON_CPU, OWN_ROLLOUT
+from verl_gdpo.hooks.before_training import COMPARED, code_files
 from verl_gdpo.hooks.extend import Extension
-from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS
+from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS, OF_MODELS
 
 REPORT = """
 import sys, verl
@@ -214,7 +217,6 @@ def test_a_newer_verl_with_all_names_runs_with_a_warning(python, version):
     ("gone", "use_v1", "is_refused"),
     [
         # what has another name is never imported, so nothing of ours extends it
-        ("verl.workers.engine.fsdp.transformer_impl", True, True),
         ("verl.trainer.ppo.v1", True, True),
         # as verl's branch neo, which has the legacy trainer alone
         ("verl.trainer.ppo.v1", False, False),
@@ -226,6 +228,26 @@ def test_a_newer_verl_without_a_module(python, gone, use_v1, is_refused):
     refusal = rf"verl-gdpo cannot run: verl has no .*{gone}\S*:.* \(verl 0\.10\.0; {NEW}\)"
     assert bool(re.search(refusal, done.stdout)) == is_refused, done.stderr
     assert ("was not tested with this verl" in done.stderr) != is_refused
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("verl.workers.engine.fsdp.transformer_impl", "FSDPEngine._build_module"),
+        ("verl.utils.fsdp_utils", "_select_fsdp2_wrap_targets"),
+    ],
+)
+@pytest.mark.parametrize("version", ["0.9.1", "0.10.0"])
+def test_what_gdpo_does_not_need_is_no_reason_to_refuse_it(python, version, module, name):
+    """A verl that lacks the name, of our versions or a newer one."""
+    ask = NEWER.format(version=version, gone=[], use_v1=True)
+    lose = f"import {module}\ndel {module}.{name}\n"
+    done = python(f"import verl\n{lose}{ask}", VERL_USE_EXTERNAL_PLUGINS="none")
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr
+    warnings = re.findall("verl-gdpo: (.*)", done.stderr)
+    missing = f"WARNING: verl has no {module}:{name}"
+    assert warnings[0].startswith(missing), done.stderr
+    assert all(each.startswith((missing, "gdpo was not tested")) for each in warnings)
 
 
 BROKEN = """
@@ -292,6 +314,14 @@ LOADED_WITH_TRAINER_AND_MANAGERS = {
     "verl_gdpo.stacks",
 }
 
+
+@pytest.mark.parametrize("asked", [None, "1"])
+def test_stacks_are_registered_where_the_launcher_reads_them(python, asked):
+    code = "import os, verl\nfrom verl_gdpo import stacks\nprint(len(stacks.files_of(os.getpid())))"
+    done = python(code, **({stacks.VARIABLE: asked} if asked else {}))
+    assert done.stdout == f"{1 if asked else 0}\n", done.stderr
+
+
 LOADED = """
 import json, sys, verl
 def loaded():
@@ -327,11 +357,46 @@ def test_what_verls_processes_load(python, gsm8k):
     of_run = {name for name in late if name.startswith("verl_gdpo.run")}
     assert of_run == {"verl_gdpo.run", "verl_gdpo.run.checkpoints"}
     assert "verl_gdpo.sandbox" not in rooms
+    # the nodes of a cluster compare what scores and what trains
+    package = REPO / "verl_gdpo"
+    compared = {package / file for file in code_files(package, COMPARED)}
+    assert {name for name, file in late.items() if Path(file) not in compared} == {
+        "verl_gdpo.cpu",
+        "verl_gdpo.cpu.plugin",
+        "verl_gdpo.stacks",
+        "verl_gdpo.terminal",
+        *of_run,
+    }
 
 
 # --- the table -----------------------------------------------------------------------------------
 
 ALL = (*EXTENSIONS, *CALLED_BY_TOOLS)
+
+
+@pytest.fixture(scope="session")
+def grpo(tmp_path_factory):
+    """verl's own configuration of a run with grpo and fused kernels."""
+    file = tmp_path_factory.mktemp("grpo") / "grpo.yaml"
+    settings = [
+        *("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.strategy=fsdp2"),
+        *("actor_rollout_ref.model.use_fused_kernels=True", f"trainer.default_local_dir={file}"),
+    ]
+    config = compose_quickly(None, "ppo_trainer", settings)
+    assert config.reward.reward_manager.name == "naive"
+    file.write_text(OmegaConf.to_yaml(config, resolve=True))
+    return str(file)
+
+
+def test_a_run_without_gdpo_calls_verls_own_functions(python, grpo, tmp_path):
+    """Each of the table, with verl's own arguments; what was called is left as it was."""
+    rows = [[each.module, each.path, each.at_construction] for each in EXTENSIONS]
+    changed = [row for row, each in zip(rows, EXTENSIONS, strict=True) if each.replacement]
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps(changed))
+    code = (REPO / "tests" / "help" / "left_alone.py").read_text()
+    done = python(code, VERL_USE_EXTERNAL_PLUGINS="none", GRPO_CONFIG=grpo, TABLE=str(table))
+    assert (done.stdout, done.returncode) == (f"{len(changed)} functions\n", 0), done.stderr
 
 
 def test_nothing_that_we_rely_on_is_missing():
@@ -364,12 +429,18 @@ def test_the_table_in_the_docs():
 
 
 def test_each_function_of_ours_is_there():
-    for each in (*EXTENSIONS, *ON_CPU, *OWN_ROLLOUT, *FUSED_KERNELS):
+    for each in (*EXTENSIONS, *ON_CPU, *OWN_ROLLOUT):
         module, _, function = each.replacement.partition(":")
         if function:
             tree = ast.parse((REPO / "verl_gdpo" / f"{module.replace('.', '/')}.py").read_text())
             functions = (ast.FunctionDef, ast.AsyncFunctionDef)
             assert function in {n.name for n in tree.body if isinstance(n, functions)}, each
+
+
+def test_the_rows_that_the_cpu_shares():
+    shared = {(each.symbol, each.replacement) for each in FUSED_KERNELS}
+    assert shared < {(each.symbol, each.replacement) for each in OF_MODELS}
+    assert not any(each.is_required for each in (*FUSED_KERNELS, *OF_MODELS))
 
 
 def test_nothing_else_changes_verl():

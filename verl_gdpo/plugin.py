@@ -5,8 +5,11 @@ the group `verl.plugins`, through `VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, 
 
 Right after verl imports a module of the table, `hooks/extend.py` puts a function there that imports
 ours at its first call. If verl lacks a name, or ours cannot be imported, gdpo is refused with the
-reason, and verl's own function goes on. If verl lacks a module, as its branch `neo` lacks
-`verl.trainer.ppo.v1`, that is no reason: the module is never imported.
+reason, and verl's own function goes on. For a row of `OF_MODELS`, a warning gives the reason. If
+verl lacks a module, as its branch `neo` lacks `verl.trainer.ppo.v1`, that is no reason: the module
+is never imported.
+
+A run without gdpo calls verl's own functions with verl's own arguments.
 
 A verl that is newer than the supported versions is asked for all names that a run uses, once a
 configuration names gdpo. If it has them, a line says that nobody has tested it.
@@ -72,18 +75,29 @@ _WHEN_IMPORTED = {
         "FullyAsyncRollouter.fit": "legacy:fit_rollouter",
         "FullyAsyncRollouter._streaming_generation_main": "legacy:generate_and_note",
     },
-    "verl.workers.engine.fsdp.transformer_impl": {
-        "FSDPEngine._build_module": "attention:build_with_ours",
-    },
     "verl.utils.checkpoint.fsdp_checkpoint_manager": {
         "FSDPCheckpointManager.load_checkpoint(local_path)": "resumed:load_and_count",
         "FSDPCheckpointManager.ensure_checkpoint_capacity(max_ckpt_to_keep)": "",
         "FSDPCheckpointManager.register_checkpoint(new_path,max_ckpt_to_keep)": "",
     },
-    "verl.utils.fsdp_utils": {
-        "_select_fsdp2_wrap_targets(model)": "attention:keep_head_in_root",
-    },
 }
+
+# for any estimator: each acts only where a run asks for it, and gdpo is never refused for one
+OF_MODELS = extensions(
+    {
+        "verl.workers.engine.fsdp.transformer_impl": {
+            "FSDPEngine._build_module": "attention:build_with_ours",
+        },
+        "verl.utils.fsdp_utils": {
+            "_select_fsdp2_wrap_targets(model)": "attention:keep_head_in_root",
+        },
+        "verl.trainer.ppo.utils": {
+            "need_reference_policy(config)": "attention:ask_for_head_in_root",
+        },
+    },
+    only_for="attention=packed_sdpa, and for fused kernels under FSDP2. If a model cannot be built "
+    "or trained, set attention=flash_attn and actor_rollout_ref.model.use_fused_kernels=False",
+)
 
 # methods of the class of a trainer or buffer, when one is made for gdpo
 _AT_CONSTRUCTION = {
@@ -134,12 +148,16 @@ _CALLED_BY_TOOLS = {
     "verl.utils.dataset.rl_dataset": ["get_dataset_class"],
 }
 
-EXTENSIONS = extensions(_WHEN_IMPORTED) + extensions(_AT_CONSTRUCTION, at_construction=True)
+EXTENSIONS = (
+    *extensions(_WHEN_IMPORTED),
+    *OF_MODELS,
+    *extensions(_AT_CONSTRUCTION, at_construction=True),
+)
 CALLED_BY_TOOLS = extensions({k: dict.fromkeys(v, "") for k, v in _CALLED_BY_TOOLS.items()})
 
 
 def _activate() -> None:
-    stacks.register()
+    stacks.register_if_asked()
     if SpecifierSet(REQUIRED_VERL).contains(verl.__version__, prereleases=True):
         extend_when_imported(EXTENSIONS)
     else:  # the gates alone, as far as this verl has them

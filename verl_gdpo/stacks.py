@@ -1,8 +1,9 @@
 """Lets another process read the stacks of this one: `run/end_conditions.py` does so.
 
-Each process that loads the plugin registers a signal on which Python's `faulthandler` writes the
-stacks of all threads into a file in memory, which has no name. Only its owner can read it, through
-/proc, and it is gone with the process. This works while a thread holds the interpreter for ever.
+Each process that loads the plugin in a run of the launcher, which sets `VARIABLE`, registers a
+signal on which Python's `faulthandler` writes the stacks of all threads into a file in memory,
+which has no name. Only its owner can read it, through /proc, and it is gone with the process. This
+works while a thread holds the interpreter for ever.
 """
 
 import faulthandler
@@ -13,6 +14,15 @@ from pathlib import Path
 
 SIGNAL = signal.SIGRTMIN + 7  # no program that we know of uses it
 FILE = "verl_gdpo_stacks"
+# In the environment of the launcher's driver, from which Ray's processes on this machine have it.
+# The launcher reads no other process.
+VARIABLE = "VERL_GDPO_STACKS"
+
+
+def register_if_asked() -> None:
+    """Let the launcher read the stacks of this process, if it is of its run."""
+    if os.environ.get(VARIABLE):
+        register()
 
 
 def register() -> None:

@@ -38,6 +38,7 @@ def plain_model(name):
 
 def worst_difference(model, plain, gradients):
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base.verl_gdpo_head_in_root = True  # as `build_with_ours` leaves it where a run asks
     apply_monkey_patch(
         base, use_remove_padding=False, use_fused_kernels=True, fused_kernels_backend="torch"
     )

@@ -52,7 +52,7 @@ def one_by_one():
 
 
 def packed(is_fused, **engine_keys):
-    options = {"impl_backend": "torch"} if is_fused else {}
+    options = {"impl_backend": "torch", "head_in_root": True} if is_fused else {}
     engine = EngineRegistry.new(
         model_type="language_model",
         backend="fsdp2",

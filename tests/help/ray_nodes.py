@@ -11,7 +11,7 @@ import time
 import psutil
 from ray_session import ray_folder
 
-HEAD, OTHER, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+HEAD, OTHER, THIRD, FOURTH = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"
 STARTED_SECONDS = 180
 CPUS = 16
 FILLER = f"""

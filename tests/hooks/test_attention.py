@@ -1,5 +1,6 @@
 """Packed rows attend to themselves alone, and which attention `auto` stands for."""
 
+import importlib
 import json
 import sys
 from types import ModuleType, SimpleNamespace
@@ -8,9 +9,12 @@ import pytest
 import torch
 from composed_recipes import composed
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from quick_composition import compose_quickly
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config
 from transformers.masking_utils import create_causal_mask
 from two_ranks import run_two_ranks
+from verl.models.transformers import dense_common
+from verl.utils import fsdp_utils
 
 from verl_gdpo.hooks import attention
 from verl_gdpo.hooks.attention import KEY, choose, make_known
@@ -66,17 +70,34 @@ def test_padded_rows_and_a_cache_have_their_mask(model, rows):
     assert (rest.logits[0] - whole.logits[0, 4:]).abs().max() < 1e-6
 
 
+def engine_of(**model):
+    """verl's engine before it builds a model, with the block `model` of a configuration."""
+    block = {"override_config": {}, "fused_kernel_options": {}, **model}
+    return SimpleNamespace(model_config=SimpleNamespace(**block))
+
+
 @pytest.mark.parametrize(("name", "kept"), [("packed_sdpa", None), ("sdpa", "sdpa")])
 def test_a_checkpoint_does_not_name_ours(tmp_path, name, kept):
     """verl copies the key into the configuration that it saves, and nobody else knows ours."""
     config = Qwen2Config(attn_implementation=name)
     config.attn_implementation = name
-    module = SimpleNamespace(config=config)
-    assert attention.build_with_ours(lambda engine: engine, module) is module
+    model = SimpleNamespace(config=config)
+    engine = engine_of(override_config={"attn_implementation": name})
+    assert attention.build_with_ours(lambda engine: model, engine) is model
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved.get("attn_implementation") == kept
     assert config._attn_implementation == name
+
+
+@pytest.mark.parametrize("name", ["packed_sdpa", "sdpa", None])
+def test_ours_is_made_known_where_a_run_asks_for_it(monkeypatch, name):
+    made = []
+    monkeypatch.setattr(attention, "make_known", lambda: made.append(name))
+    overridden = None if name is None else {"attn_implementation": name}
+    engine = engine_of(override_config=overridden, fused_kernel_options=None)
+    attention.build_with_ours(lambda engine: SimpleNamespace(), engine)
+    assert made == ([name] if name == "packed_sdpa" else [])
 
 
 @torch.no_grad()
@@ -186,6 +207,94 @@ def test_what_is_not_ours_stays(flash_attn):
     config = composed("hardware=8gpu", "attention=flash_attn")
     assert choose(config) is None
     assert OmegaConf.select(config, KEY) == "flash_attention_2"
+
+
+# --- fused kernels ------------------------------------------------------------------------------
+
+OPTIONS = "actor_rollout_ref.model.fused_kernel_options"
+
+
+def asked(*overrides):
+    """What verl's workers get, where no recipe of ours is used."""
+    config = compose_quickly(None, "ppo_trainer", [*overrides])
+    assert attention.ask_for_head_in_root(lambda config: "verl's own", config) == "verl's own"
+    return OmegaConf.to_container(OmegaConf.select(config, OPTIONS))
+
+
+FUSED = "actor_rollout_ref.model.use_fused_kernels=True"
+OURS = {"impl_backend": "torch", "head_in_root": True}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        (["algorithm.adv_estimator=gdpo", FUSED], OURS),
+        (["algorithm.adv_estimator=grpo", "reward.reward_manager.name=gdpo", FUSED], OURS),
+        (["algorithm.adv_estimator=gdpo"], {"impl_backend": "torch"}),
+        (["algorithm.adv_estimator=grpo", FUSED], {"impl_backend": "torch"}),
+        (
+            ["algorithm.adv_estimator=gdpo", FUSED, f"+{OPTIONS}.head_in_root=False"],
+            {"impl_backend": "torch", "head_in_root": False},
+        ),
+    ],
+)
+def test_a_script_with_gdpo_asks_for_the_mend(overrides, options):
+    assert asked(*overrides) == options
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo", "grpo_no_std"])
+def test_our_recipes_ask_for_it(estimator):
+    config = composed(f"estimator={estimator}", "hardware=cpu")
+    assert OmegaConf.select(config, OPTIONS) == OURS
+
+
+def test_a_read_only_configuration_is_no_reason_to_end():
+    config = compose_quickly(None, "ppo_trainer", ["algorithm.adv_estimator=gdpo", FUSED])
+    OmegaConf.set_readonly(config, True)
+    attention.ask_for_head_in_root(lambda config: None, config)
+    assert OmegaConf.select(config, OPTIONS) == OURS
+    assert OmegaConf.is_readonly(config) and OmegaConf.is_readonly(config.actor_rollout_ref.model)
+
+
+OF_VERL = ("dense_common", "glm4v", "qwen2_vl", "qwen3_5", "qwen3_vl")
+
+
+@pytest.mark.parametrize("module", OF_VERL)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_verls_fused_forwards_read_the_weight_of_the_head(module, backend):
+    functions = importlib.import_module(f"verl.models.transformers.{module}")
+    forward = getattr(functions, f"forward_with_{backend}_backend")
+    assert attention.reads_weight_of_head(forward)
+
+
+def mended(self):
+    """As of a later verl, which calls the head."""
+    return self.lm_head(self.weight_of_others)
+
+
+def test_other_forwards_do_not():
+    assert not attention.reads_weight_of_head(Qwen2ForCausalLM.forward)
+    mended.__module__ = "verl.models.transformers.dense_common"
+    assert not attention.reads_weight_of_head(mended)
+
+
+@pytest.mark.parametrize(
+    ("is_asked", "reads_weight", "is_left_out"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_who_has_the_head_in_the_root(is_asked, reads_weight, is_left_out):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lm_head = torch.nn.Linear(2, 2)
+            self.config = SimpleNamespace(tie_word_embeddings=False)
+
+    if reads_weight:
+        Model.forward = dense_common.forward_with_torch_backend
+    options = {"head_in_root": True} if is_asked else {}
+    model = attention.build_with_ours(lambda _: Model(), engine_of(fused_kernel_options=options))
+    targets = fsdp_utils._select_fsdp2_wrap_targets(model, ["Layer"])
+    assert targets == ([] if is_left_out else [model.lm_head])
 
 
 @pytest.mark.slow

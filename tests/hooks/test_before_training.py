@@ -19,9 +19,9 @@ def node(address, alive=True):
     return {"NodeManagerAddress": address, "NodeID": f"id of {address}", "Alive": alive}
 
 
-def answer_of(function):
+def answer_of(function, *args):
     (here,) = ray.nodes()
-    question = before_training._asked(here["NodeID"], function)
+    question = before_training._asked(here["NodeID"], function, *args)
     ray.wait([question], timeout=60)
     return before_training._answer(question)
 
@@ -47,35 +47,86 @@ def test_an_error_and_a_silent_node_are_answers(ray_session, monkeypatch):
 
 @pytest.mark.slow
 def test_a_node_tells_the_state_of_its_package(ray_session):
-    assert answer_of(before_training.state) == before_training.state()
+    parts = before_training.compared_parts()
+    assert answer_of(before_training.state, parts) == our_state()
 
 
-def test_the_state_is_that_of_the_code(monkeypatch, tmp_path):
+def our_state():
+    return before_training.state(before_training.compared_parts())
+
+
+@pytest.fixture
+def package(monkeypatch, tmp_path):
+    """A copy of this package, whose state is asked."""
     copy = tmp_path / "verl_gdpo"
     shutil.copytree(verl_gdpo.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
-    ours = before_training.state()
+    ours = our_state()
     monkeypatch.setattr(verl_gdpo, "__path__", [str(copy)])
-    (copy / "algorithm" / "made_when_it_runs.pyc").write_bytes(b"\0")
-    assert before_training.state() == ours
-    with (copy / "algorithm" / "zero.py").open("a") as file:
-        file.write("\n")
-    assert before_training.state() != ours
+    assert our_state() == ours
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("file", "is_noticed"),
+    [
+        ("plugin.py", True),
+        ("reward_file.py", True),
+        ("algorithm/zero.py", True),
+        ("hooks/reward_manager.py", True),
+        ("tasks/__init__.py", True),
+        ("tasks/gsm8k/score.py", True),
+        ("tasks/math_length/inside.py", True),
+        ("tasks/gsm8k/rows.py", False),
+        ("tasks/preparation/schema.py", False),
+        ("tools/report/__init__.py", False),
+        ("run/console.py", False),
+        ("evaluation/results.py", False),
+        ("terminal.py", False),
+    ],
+)
+def test_an_edit_is_noticed_where_it_changes_scores_or_the_training(package, file, is_noticed):
+    before = our_state()
+    with (package / file).open("a") as opened:
+        opened.write("\n")
+    assert (our_state() != before) == is_noticed
+
+
+@pytest.mark.parametrize(
+    ("module", "file"),
+    [("verl_gdpo.sandbox", "sandbox/inside.py"), ("verl_gdpo.cpu.device", "cpu/sampler.py")],
+)
+@pytest.mark.parametrize("is_used", [True, False])
+def test_what_a_run_may_use_is_compared_if_it_does(package, monkeypatch, module, file, is_used):
+    if is_used:
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace())
+    else:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    before = our_state()
+    with (package / file).open("a") as opened:
+        opened.write("\n")
+    assert (our_state() != before) == is_used
+
+
+def test_what_is_no_code_is_not_compared(package):
+    before = our_state()
+    (package / "algorithm" / "made_when_it_runs.pyc").write_bytes(b"\0")
+    assert our_state() == before
 
 
 def test_a_node_whose_verl_did_not_load_the_plugin(monkeypatch):
     monkeypatch.delitem(sys.modules, "verl_gdpo.plugin")
     with pytest.raises(RuntimeError, match=r"^VERL_USE_EXTERNAL_PLUGINS does not include verl_gd"):
-        before_training.state()
+        our_state()
 
 
 @pytest.fixture
 def answers(monkeypatch):
     """{id of a node: answer} of two nodes, which a test changes, and of a dead one."""
-    told = {f"id of {address}": before_training.state() for address in (NEAR, FAR)}
+    told = {f"id of {address}": our_state() for address in (NEAR, FAR)}
     dead = node("10.0.0.8", alive=False)
     monkeypatch.setattr(ray, "nodes", lambda: [node(NEAR), node(FAR), dead])
     monkeypatch.setattr(ray, "wait", lambda *_, **__: None)
-    monkeypatch.setattr(before_training, "_asked", lambda node_id, _: told[node_id])
+    monkeypatch.setattr(before_training, "_asked", lambda node_id, *_: told[node_id])
     monkeypatch.setattr(before_training, "_answer", lambda question: question)
     return told
 
@@ -95,7 +146,7 @@ def test_a_node_with_another_state_is_named(answers, answer):
     with pytest.raises(RuntimeError) as raised:
         before_training.refuse_other_states()
     message = str(raised.value)
-    assert f"its files are {before_training.state()} here. {FAR}: {answer}. Install one" in message
+    assert f") are {our_state()} here. {FAR}: {answer}. Install one" in message
     assert NEAR not in message and "\n" not in message
 
 

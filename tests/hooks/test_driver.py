@@ -93,3 +93,11 @@ def test_limits_that_only_verls_manager_reads_are_refused_before_ray_starts():
         config = composed("hardware=cpu", f"estimator={estimator}", *limits)
         with pytest.raises(ValueError, match=r"^reward\.max_concurrent=2, reward\.max_rpm=60"):
             driver.check_and_run(pytest.fail, config)
+
+
+@pytest.mark.parametrize("given", [(("runner",), {}), ((), {"task_runner_class": "runner"})])
+def test_verls_function_gets_the_runner_where_it_was_given(given):
+    assert driver._runner_of(*given) == "runner"
+    args, kwargs = driver._with_runner("another", *given)
+    assert len(args) == len(given[0]) and kwargs.keys() == given[1].keys()
+    assert driver._runner_of(args, kwargs) == "another"

@@ -142,3 +142,21 @@ def test_a_failing_import_of_ours_refuses_gdpo_once(verls, calls, capsys):
     assert capsys.readouterr().err == f"verl-gdpo: gdpo will not run: {reason}\n"
     with pytest.raises(RuntimeError, match="verl-gdpo cannot run: ours: AttributeError"):
         verls.add("gdpo")
+
+
+def test_a_failing_import_of_what_gdpo_does_not_need_is_a_warning(verls, calls, capsys):
+    extend_module(verls, [Extension("verls", "add", "ours:gone", only_for="attention")])
+    assert (verls.add(1), verls.add(2)) == (11, 12)
+    assert gates.refusals == []
+    warning = capsys.readouterr().err
+    assert warning.startswith("verl-gdpo: WARNING: ours: AttributeError: ")
+    assert warning.endswith(". verl's own function is called in the place of gone\n")
+
+
+def test_what_gdpo_does_not_need_may_be_missing(verls, calls, capsys):
+    refused = []
+    lost = Extension("verls", "gone", "ours:add", only_for="attention. Set it to sdpa")
+    extend_module(verls, [lost, Extension("verls", "add", "ours:add")], refused.append)
+    assert verls.add(1) == 12 and refused == []
+    warning = "verl has no verls:gone, which is for attention. Set it to sdpa"
+    assert capsys.readouterr().err == f"verl-gdpo: WARNING: {warning}\n"

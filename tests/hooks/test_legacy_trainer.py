@@ -26,10 +26,11 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
 from verl_gdpo.algorithm.samples import RewardError
 from verl_gdpo.hooks import legacy
-from verl_gdpo.hooks.extend import record_of
+from verl_gdpo.hooks.extend import attach, record_of
 from verl_gdpo.hooks.legacy import leave_out_none
 from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
 from verl_gdpo.hooks.step import current_step, fitting
+from verl_gdpo.hooks.trainer import update_validation_metrics
 from verl_gdpo.plugin import refusals
 from verl_gdpo.run.dump_reader import read_dump
 
@@ -568,10 +569,21 @@ def of_0_9_1(data_sources, sample_uids, infos_dict, seed=42, expected_acc_counts
     return "verl's own"
 
 
+def averaged_by_a_trainer_with_gdpo(verls, *columns):
+    trainer = Trainer()
+    attach(trainer, SimpleNamespace())
+
+    def verls_update(self, sources, uids, infos):
+        return leave_out_none(verls, sources, uids, infos)
+
+    return update_validation_metrics(verls_update, trainer, *columns)
+
+
 @pytest.mark.parametrize(("verls", "is_called"), [(of_0_9_0, False), (of_0_9_1, True)])
 def test_verls_own_validation_is_kept_where_it_takes_none(verls, is_called):
-    metrics = leave_out_none(verls, [], [], {})
+    metrics = averaged_by_a_trainer_with_gdpo(verls, [], [], {})
     assert metrics == ("verl's own" if is_called else {})
+    assert leave_out_none(verls, [], [], {}) == "verl's own"  # without gdpo, whatever it takes
 
 
 def means(data_sources, sample_uids, infos_dict):
@@ -591,7 +603,9 @@ def test_validation_averages_what_is_present():
     arguments = (["x", "x", "y"], ["u", "v", "w"], infos)
     with pytest.raises(TypeError):
         means(*arguments)
-    result = leave_out_none(means, *arguments)
+    with pytest.raises(TypeError):  # without gdpo, verl's own is called
+        leave_out_none(means, *arguments)
+    result = averaged_by_a_trainer_with_gdpo(means, *arguments)
     assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
         "x": {"reward": 1.5, "a": 2.0},
         "y": {"reward": 6.0, "b": 6.0},

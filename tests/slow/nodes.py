@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack, contextmanager
 
 from broken_training import LAST, SAVED, Training, check_resumed
-from ray_nodes import HEAD, OTHER, THIRD, ray_nodes
+from ray_nodes import FOURTH, HEAD, OTHER, THIRD, ray_nodes
 from rollout_check import check_rollouts
 from small_trainings import check_error, overrides
 from start_verl import ENVIRONMENT, run_verl
@@ -170,17 +170,25 @@ def python_without_us(folder):
     return str(folder / "bin" / "python")
 
 
-def test_nodes_with_another_package_are_named(assets, tmp_path, monkeypatch):
-    other = tmp_path / "other"
+def package_with_a_change(folder, name):
+    """A folder that has our package, in which one file has another line."""
     hidden = shutil.ignore_patterns("__pycache__", "recipes", "tool_rl_policy")
-    shutil.copytree(verl_gdpo.__path__[0], other / "verl_gdpo", ignore=hidden)
-    with (other / "verl_gdpo" / "algorithm" / "zero.py").open("a") as file:
+    shutil.copytree(verl_gdpo.__path__[0], folder / "verl_gdpo", ignore=hidden)
+    with (folder / "verl_gdpo" / name).open("a") as file:
         file.write("# changed\n")
+    return str(folder)
+
+
+def test_nodes_with_another_package_are_named(assets, tmp_path, monkeypatch):
+    """Another chart is no reason."""
+    scores = package_with_a_change(tmp_path / "scores", "tasks/gsm8k/score.py")
+    draws = package_with_a_change(tmp_path / "draws", "tools/report/charts.py")
     monkeypatch.chdir(tmp_path)  # Ray's processes import from the driver's folder too
     with ray_nodes(ENVIRONMENT) as nodes:
         nodes.start(HEAD)
         nodes.start(OTHER, python_without_us(tmp_path / "without"), PYTHONPATH="")
-        nodes.start(THIRD, PYTHONPATH=str(other))
+        nodes.start(THIRD, PYTHONPATH=scores)
+        nodes.start(FOURTH, PYTHONPATH=draws)
         run = run_verl(tmp_path / "run", overrides(assets, *on(nodes)), **nodes.token)
     check_error(run, f"RuntimeError: verl-gdpo is not the same .* {OTHER}: ModuleNotFoundError: ")
     check_error(run, f"No module named 'verl_gdpo'; {THIRD}: [0-9a-f]{{12}}. Install")

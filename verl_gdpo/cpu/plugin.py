@@ -64,13 +64,18 @@ ON_CPU = extensions(
     },
     room="cpu",
 )
-# the recipe for the CPU needs it, also where the plugin `verl_gdpo` is not loaded
+# rows of `verl_gdpo/plugin.py`: our recipes ask for them, also where that plugin is not loaded
 FUSED_KERNELS = extensions(
     {
+        "verl.workers.engine.fsdp.transformer_impl": {
+            "FSDPEngine._build_module": "attention:build_with_ours",
+        },
         "verl.utils.fsdp_utils": {
             "_select_fsdp2_wrap_targets(model)": "attention:keep_head_in_root",
-        }
-    }
+        },
+    },
+    only_for="the fused kernels of our recipes. If a model cannot be built or trained, set "
+    "actor_rollout_ref.model.use_fused_kernels=False",
 )
 
 

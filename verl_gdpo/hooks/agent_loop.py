@@ -30,6 +30,7 @@ TOOL_SECONDS, IS_VALIDATION = "tool_seconds", "is_validation"
 _validates: ContextVar[bool] = ContextVar("verl_gdpo_validates", default=False)
 _groups: dict[Any, "_Sessions"] = {}  # {task of a session that runs: its group}
 INFO = "reward_extra_info"  # verl's name for what was returned beside the score
+IS_OURS = "gdpo_is_ours"  # a column of True beside a column `INFO` of ours; verl has its own
 
 
 class _Sessions:
@@ -52,11 +53,11 @@ class _Sessions:
         return (await asyncio.shield(self._scoring))[[*outputs].index(own)]
 
 
-async def settle(original: Function, tasks: Any) -> Any:
+async def settle(original: Function, tasks: Any, *args: Any, **kwargs: Any) -> Any:
     """Let the sessions of a prompt know each other before one of them begins."""
     _groups.update(dict.fromkeys(tasks, _Sessions(tasks)))
     try:
-        return await original(tasks)
+        return await original(tasks, *args, **kwargs)
     finally:  # a task holds its outputs
         for task in tasks:
             _groups.pop(task, None)
@@ -74,31 +75,31 @@ async def run_and_note(
 
 
 async def compute_and_mark(
-    original: Function, self: Any, outputs: Any, kwargs: dict[str, Any]
-) -> None:
+    original: Function, self: Any, outputs: Any, kwargs: dict[str, Any], *args: Any, **more: Any
+) -> Any:
     """Mark a session that an agent loop scored itself, and tell the reward manager of others.
 
     Its last output then has a `reward_extra_info`, with the score under `AGENT_SCORE_KEY`.
     """
-    score, fields, is_for_us = outputs[-1].reward_score, outputs[-1].extra_fields, _is_for_us(self)
-    if is_for_us:
-        fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
-        fields[IS_VALIDATION] = _validates.get()
-    group = _groups.get(asyncio.current_task()) if score is None and is_for_us else None
-    functions = (OmegaConf.select(self.config, KEY) or {}).values() if group else ()
-    if group and any(each and each.get("group") for each in functions):
+    if not _is_for_us(self):
+        return await original(self, outputs, kwargs, *args, **more)
+    score, fields = outputs[-1].reward_score, outputs[-1].extra_fields
+    fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
+    fields[IS_VALIDATION] = _validates.get()
+    group = _groups.get(asyncio.current_task()) if score is None else None
+    if group and _scores_groups(self.config):
 
         async def score_all(last: list[Any]) -> Any:
-            await original(self, last, {**kwargs, OF_GROUP: True})
+            await original(self, last, {**kwargs, OF_GROUP: True}, *args, **more)
             return last[-1].extra_fields[INFO]
 
         result = await group.result(outputs[-1], score_all)
         outputs[-1].reward_score, fields[INFO] = result["reward_score"], result[INFO]
     else:
-        await original(self, outputs, kwargs)
+        await original(self, outputs, kwargs, *args, **more)
     for name in (TOOL_SECONDS, IS_VALIDATION):  # no columns of the batch
         fields.pop(name, None)
-    if score is not None and is_for_us:
+    if score is not None:
         info = fields.get(INFO) or {}
         if AGENT_SCORE_KEY in info:
             raise ValueError(
@@ -106,6 +107,13 @@ async def compute_and_mark(
             )
         named = {name: value for name, value in info.items() if name != "score"}
         fields[INFO] = {**named, AGENT_SCORE_KEY: score}
+    return None
+
+
+def _scores_groups(config: Any) -> bool:
+    """Whether a function of the list scores the sessions of a prompt together."""
+    functions = OmegaConf.select(config, KEY) or {}
+    return any(each and each.get("group") for each in functions.values())
 
 
 def postprocess_without_columns(
@@ -120,6 +128,7 @@ def postprocess_without_columns(
         each.extra_fields[INFO] = {}
     data = original(self, inputs, *args, **kwargs)
     data.non_tensor_batch[INFO] = infos
+    data.non_tensor_batch[IS_OURS] = np.ones(len(inputs), dtype=bool)
     return data
 
 

@@ -10,20 +10,33 @@ forward reads `lm_head.weight` and never calls `lm_head`, which verl makes an FS
 whose weight is gathered only when the unit is called ("mixed torch.Tensor and DTensor"). Here
 `lm_head` stays in the unit of the whole model.
 
-Relies on verl 0.9: `FSDPEngine._build_module`, which makes the model, and
-`verl.utils.fsdp_utils._select_fsdp2_wrap_targets(model, classes)`, which `apply_fsdp2` calls after
-verl has put the fused forward functions into the model's class. On transformers 5:
-`AttentionInterface`, `AttentionMaskInterface`, and that a model's layers hand `position_ids` on to
-the attention function.
+Other runs are left alone. The process that builds a model sees the block `model` alone, so that the
+block says what a run asks for:
+
+    override_config.attn_implementation: packed_sdpa
+    fused_kernel_options.head_in_root: true    # of our recipes; in a run with gdpo, we put it there
+
+verl reads one key of `fused_kernel_options`, and leaves the others. As part of verl's configuration
+the key reaches every worker, on any cluster and whoever has called `ray.init`.
+
+Relies on verl 0.9:
+- `FSDPEngine._build_module` makes the model, with `self.model_config`, and puts the fused forward
+  function into the model's class. Then `verl.utils.fsdp_utils.apply_fsdp2` calls
+  `_select_fsdp2_wrap_targets(model, classes)`;
+- each trainer calls `need_reference_policy(config)` before it makes workers.
+On transformers 5: `AttentionInterface`, `AttentionMaskInterface`, and that a model's layers hand
+`position_ids` on to the attention function.
 """
 
 import importlib
+import inspect
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf, flag_override, open_dict
 
 from verl_gdpo.hooks.extend import Function
+from verl_gdpo.hooks.gates import names_gdpo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +48,8 @@ ULYSSES = (
     "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
     "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size",
 )
-FUSED_FORWARDS = ("forward_with_torch_backend", "forward_with_triton_backend")
+FUSED_KERNEL_OPTIONS = f"{MODEL}.fused_kernel_options"
+HEAD_IN_ROOT = "head_in_root"  # the key in these options
 AUTO, FLASH, SDPA = "auto", "flash_attention_2", "packed_sdpa"
 
 
@@ -78,17 +92,30 @@ def _no_flash_attn() -> str | None:
 # --- how it is computed --------------------------------------------------------------------------
 
 
-def build_with_ours(original: Function, self: Any) -> Any:
-    """Make our attention known before the engine makes a model, and forget its name afterwards.
+def build_with_ours(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Build a model with what its run asks for."""
+    overridden = self.model_config.override_config or {}
+    is_packed = overridden.get("attn_implementation") == SDPA
+    if is_packed:
+        make_known()
+    model = original(self, *args, **kwargs)
+    if is_packed:
+        _forget_name(model)
+    options = self.model_config.fused_kernel_options or {}
+    if options.get(HEAD_IN_ROOT):
+        model.verl_gdpo_head_in_root = True  # `keep_head_in_root` gets nothing but the model
+    return model
 
-    A checkpoint's config.json must not name ours, which is unknown where it is loaded.
+
+def _forget_name(model: Any) -> None:
+    """Take our attention out of the configuration of a model.
+
+    A checkpoint's config.json must not name it, because it is unknown where that is loaded. verl
+    copies `override_config` into the configuration, and transformers has read it by now.
     """
-    make_known()
-    module = original(self)
-    # verl copies `override_config` into the configuration, and transformers has read it by now
-    if getattr(getattr(module, "config", None), "attn_implementation", None) == SDPA:
-        del module.config.attn_implementation
-    return module
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "attn_implementation", None) == SDPA:
+        del config.attn_implementation
 
 
 def make_known() -> None:
@@ -183,12 +210,34 @@ def _bounds(module: Any, position_ids: "Tensor | None") -> list[int]:
 # --- fused kernels ------------------------------------------------------------------------------
 
 
-def keep_head_in_root(original: Function, model: Any, classes: Any) -> list[Any]:
-    """Leave out the output embeddings of a model that runs with fused kernels."""
-    targets: list[Any] = original(model, classes)
+def ask_for_head_in_root(original: Function, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let a run with gdpo ask for `keep_head_in_root`; what somebody has written there stays."""
+    if names_gdpo(config) and OmegaConf.select(config, f"{MODEL}.use_fused_kernels"):
+        options = OmegaConf.select(config, FUSED_KERNEL_OPTIONS)
+        if options is not None and HEAD_IN_ROOT not in options:
+            with flag_override(options, ["struct", "readonly"], False):
+                options[HEAD_IN_ROOT] = True
+    return original(config, *args, **kwargs)
+
+
+def keep_head_in_root(original: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Leave out `lm_head` where the run asks for it, and verl's forward needs it."""
+    targets = original(model, *args, **kwargs)
     if hasattr(model, "get_base_model"):  # of LoRA
         model = model.get_base_model()
-    if type(model).forward.__name__ not in FUSED_FORWARDS:
+    is_asked = getattr(model, "verl_gdpo_head_in_root", False)
+    if not is_asked or not reads_weight_of_head(type(model).forward):
         return targets
-    head = model.get_output_embeddings()
-    return [module for module in targets if module is not head]
+    return [module for module in targets if module is not model.lm_head]
+
+
+def reads_weight_of_head(forward: Function) -> bool:
+    """Whether a model's forward is verl's, and reads `self.lm_head.weight` instead of calling it.
+
+    verl has such a function for each kind of model, and may change it in a later version.
+    """
+    forward = inspect.unwrap(forward)
+    if not getattr(forward, "__module__", "").startswith("verl.models."):
+        return False
+    names_in_code = forward.__code__.co_names
+    return "lm_head" in names_in_code and "weight" in names_in_code

@@ -25,6 +25,12 @@ from verl.trainer.ppo.reward import resolve_reward_manager_cls
 import verl_gdpo
 
 OURS = "verl_gdpo.hooks.reward_manager"  # the module of our manager
+# What scores and what trains has to be the same on all nodes: paths in this package. Tools, charts
+# and pages may differ.
+COMPARED = ("__init__.py", "plugin.py", "reward_file.py", "algorithm", "hooks", "tasks")
+# {part: a module of it}, for parts that a run uses if this process has loaded the module
+COMPARED_IF_LOADED = {"sandbox": "verl_gdpo.sandbox", "cpu": "verl_gdpo.cpu.device"}
+DATA_PREPARATION = ("tasks/preparation/*", "tasks/*/rows.py")  # it is done before a run starts
 # an answer imports verl, which takes minutes from a slow shared disk
 ANSWER_SECONDS = 300.0
 
@@ -126,46 +132,68 @@ def scored_rows(dataset: Any) -> Any | None:
     return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
 
 
-def state() -> str:
-    """Return a hash of the code of this package.
+def compared_parts() -> list[str]:
+    """Return the parts of this package that the run of this process uses, as `state` takes them."""
+    used = [part for part, module in COMPARED_IF_LOADED.items() if module in sys.modules]
+    return [*COMPARED, *used]
+
+
+def state(parts: Sequence[str]) -> str:
+    """Return a hash of the code in some parts of this package.
+
+    Args:
+        parts: files and folders, relative to the package.
 
     Raises:
         RuntimeError: verl, which this module imports, has not loaded the plugin.
     """
     if "verl_gdpo.plugin" not in sys.modules:
         raise RuntimeError("VERL_USE_EXTERNAL_PLUGINS does not include verl_gdpo there")
-    root, whole = Path(verl_gdpo.__path__[0]), hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        whole.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
-    return whole.hexdigest()[:12]
+    root = Path(verl_gdpo.__path__[0])
+    code = hashlib.sha256()
+    for file in code_files(root, parts):
+        code.update(f"{file}\n".encode() + (root / file).read_bytes())
+    return code.hexdigest()[:12]
+
+
+def code_files(root: Path, parts: Sequence[str]) -> list[Path]:
+    """Return the Python files of these parts, relative to the package."""
+    files: list[Path] = []
+    for part in parts:
+        path = root / part
+        files += path.rglob("*.py") if path.is_dir() else [path]
+    relative = sorted(file.relative_to(root) for file in files)
+    return [file for file in relative if not any(map(file.match, DATA_PREPARATION))]
 
 
 def refuse_other_states() -> None:
     """Compare the package on all nodes with that of this process; one node alone is not asked.
 
     Raises:
-        RuntimeError: names the nodes that have another state of it, or cannot answer.
+        RuntimeError: names the nodes whose code scores or trains in another way, or that cannot
+            answer.
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
-    ours = state()
-    questions = {node["NodeManagerAddress"]: _asked(node["NodeID"], state) for node in nodes}
+    parts = compared_parts()
+    ours = state(parts)
+    questions = {node["NodeManagerAddress"]: _asked(node["NodeID"], state, parts) for node in nodes}
     ray.wait([*questions.values()], num_returns=len(nodes), timeout=ANSWER_SECONDS)
     answers = {address: _answer(question) for address, question in sorted(questions.items())}
     if wrong := [f"{node}: {answer}" for node, answer in answers.items() if answer != ours]:
         raise RuntimeError(
-            f"verl-gdpo is not the same on all nodes of the Ray cluster: its files are {ours} "
-            f"here. {'; '.join(wrong)}. Install one state of verl-gdpo {verl_gdpo.__version__} on "
-            "every node"
+            "verl-gdpo is not the same on all nodes of the Ray cluster: its files that score and "
+            f"train ({', '.join(parts)}) are {ours} here. {'; '.join(wrong)}. Install one state of "
+            f"verl-gdpo {verl_gdpo.__version__} on every node"
         )
 
 
-def _asked(node_id: str, function: Callable[[], str]) -> Any:
+def _asked(node_id: str, function: Callable[..., str], *args: Any) -> Any:
     """Call a function on a node, in a process that ends after it."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     options = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)
-    return options(function).remote()
+    return options(function).remote(*args)
 
 
 def _answer(question: Any) -> str:

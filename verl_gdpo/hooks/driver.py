@@ -12,7 +12,7 @@ The main modules of `one_step_off_policy` and `fully_async_policy` import that f
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -28,7 +28,7 @@ from verl_gdpo.hooks.before_training import probing, sources_in, training_source
 from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run, uses_gdpo_manager
 from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
 from verl_gdpo.hooks.function_list import check_sources
-from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo
+from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo, warn
 from verl_gdpo.hooks.limits import check_limits
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.hooks.unread_keys import refuse_unread_keys
@@ -40,9 +40,7 @@ MAIN = "verl.trainer.main_ppo"
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")  # what they read
 
 
-def check_and_run(
-    run_ppo: Function, config: Any, task_runner_class: Any = None, **kwargs: Any
-) -> Any:
+def check_and_run(run_ppo: Function, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Check the configuration, and record the start.
 
     Once Ray runs, and before the trainer's process starts, the nodes are compared.
@@ -50,8 +48,8 @@ def check_and_run(
     if of_recipes(config):  # Ray's processes on a cluster that runs have another folder
         config.run_dir = str(Path(config.run_dir).resolve())
     if has_gdpo(config):  # first: what follows cannot see a setting whose key is misspelt
-        for warning in refuse_unread_keys(config, task_runner_class):
-            _warn(warning)
+        for warning in refuse_unread_keys(config, _runner_of(args, kwargs)):
+            warn(warning)
     sources = training_sources(config) if has_gdpo(config) else None
     is_ours = settings_of_run(config, sources) is not None
     if is_ours:
@@ -66,14 +64,28 @@ def check_and_run(
     if message := attention.choose(config):  # before the start is recorded
         print(f"verl-gdpo: {message}", flush=True)
     if is_ours:
-        task_runner_class = probing(task_runner_class)
+        args, kwargs = _with_runner(probing(_runner_of(args, kwargs)), args, kwargs)
     is_recorded = is_ours or of_recipes(config)
     with recorded_start(config, is_ours=is_recorded, composed=composed):
         if is_recorded:
             write_into_run_dir(config)
             hand_over(config, *LOGGERS)
         with naming_the_trainer() if is_ours else nullcontext():
-            return run_ppo(config, task_runner_class=task_runner_class, **kwargs)
+            return run_ppo(config, *args, **kwargs)
+
+
+def _runner_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the class of the trainer's process, out of what follows the configuration."""
+    return args[0] if args else kwargs.get("task_runner_class")
+
+
+def _with_runner(
+    runner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what follows the configuration, with another class in the same place."""
+    if args:
+        return (runner, *args[1:]), kwargs
+    return args, {**kwargs, "task_runner_class": runner}
 
 
 def check_and_set_device(auto_set_device: Function, config: Any) -> Any:
@@ -115,13 +127,13 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
     start = _start(config, checkpoint, earlier, allowed)
     changed = [f"changed in this resume: {resume.listed(start.changes)}"]
     for warning in [*start.warnings, *(changed if start.changes else [])]:
-        _warn(warning)
+        warn(warning)
     run = run_folder(config)
     try:
         starts.write(run, start, OmegaConf.to_yaml(composed))
         starts.link(run, Path(config.trainer.default_local_dir).resolve())
     except OSError as error:
-        _warn(f"the start is not recorded, so that no resume is compared with it: {error}")
+        warn(f"the start is not recorded, so that no resume is compared with it: {error}")
         yield
         return
     if resumed.note_saved_before(config, checkpoint):
@@ -204,7 +216,3 @@ def _taken_out(config: Any, key: str) -> list[str]:
     with open_dict(config):
         value = config.pop(key, None) or []
     return [value] if isinstance(value, str) else [str(one) for one in value]
-
-
-def _warn(text: str) -> None:
-    print(f"verl-gdpo: WARNING: {text}", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import wrapt
 
-from verl_gdpo.hooks.gates import refuse, refuse_or_call
+from verl_gdpo.hooks.gates import refuse, refuse_or_call, warn
 
 Function = Callable[..., Any]
 
@@ -37,11 +37,17 @@ class Extension:
     name: str  # NAME or CLASS.NAME, with the (PARAMETERS) that ours needs
     replacement: str = ""  # MODULE:FUNCTION of this package
     at_construction: bool = False  # of a trainer; else as soon as the module is imported
+    only_for: str = ""  # what needs it, and what to do without it; gdpo itself does not need it
 
     @property
     def path(self) -> str:
         """NAME or CLASS.NAME."""
         return self.name.partition("(")[0]
+
+    @property
+    def is_required(self) -> bool:
+        """Whether gdpo is refused without it."""
+        return not self.only_for
 
     @property
     def symbol(self) -> str:
@@ -67,14 +73,30 @@ class Extension:
 
 
 def extensions(
-    table: Mapping[str, Mapping[str, str]], room: str = "hooks", *, at_construction: bool = False
+    table: Mapping[str, Mapping[str, str]],
+    room: str = "hooks",
+    *,
+    at_construction: bool = False,
+    only_for: str = "",
 ) -> tuple[Extension, ...]:
     """Return the rows of a table {module: {name: replacement, a MODULE:FUNCTION of the room}}."""
     return tuple(
-        Extension(module, name, ours and f"{room}.{ours}", at_construction)
+        Extension(module, name, ours and f"{room}.{ours}", at_construction, only_for)
         for module, rows in table.items()
         for name, ours in rows.items()
     )
+
+
+def say_what_is_missing(missing: Iterable[Extension], on_missing: Function = refuse) -> None:
+    """Call `on_missing` with one line for the rows that gdpo needs, and warn of the others."""
+    required = []
+    for extension in missing:
+        if extension.is_required:
+            required.append(extension.symbol)
+        else:
+            warn(f"verl has no {extension.symbol}, which is for {extension.only_for}")
+    if required:
+        on_missing(f"verl has no {', '.join(required)}")
 
 
 def _place(module: Any, path: str) -> tuple[Any, str]:
@@ -91,7 +113,7 @@ def extend_when_imported(extensions: Iterable[Extension], on_missing: Function =
     """Extend each module right after verl imports it.
 
     Args:
-        on_missing: called with one line for a module that lacks names, and for each name.
+        on_missing: called with one line for each module that lacks names which gdpo needs.
     """
     added = [*extensions]
     table.extend(added)
@@ -108,12 +130,12 @@ def extend_module(
     module: ModuleType, extensions: Iterable[Extension], on_missing: Function = refuse
 ) -> None:
     """Put our functions into a module and its classes; verl's stays where a name is missing."""
-    missing = [each.symbol for each in extensions if each.is_missing_in(module)]
-    if missing:
-        on_missing(f"verl has no {', '.join(missing)}")
+    extensions = list(extensions)
+    missing = [each for each in extensions if each.is_missing_in(module)]
+    say_what_is_missing(missing, on_missing)
     for extension in extensions:
         is_due = extension.replacement and not extension.at_construction
-        if is_due and extension.symbol not in missing:
+        if is_due and extension not in missing:
             _replace(*_place(module, extension.path), extension)
 
 
@@ -180,7 +202,7 @@ def _standing_for(original: Function, extension: Extension) -> Function:
 def _turn(extension: Extension, args: tuple[Any, ...]) -> Iterator[Function]:
     """Yield our function, or one that calls verl's: without a record, and within the same call."""
     if not extension.at_construction:
-        yield load(extension.replacement)
+        yield load(extension.replacement, extension.is_required)
         return
     record, name = record_of(args[0]), extension.path.rpartition(".")[2]
     if record is None or name in record.busy:
@@ -188,7 +210,7 @@ def _turn(extension: Extension, args: tuple[Any, ...]) -> Iterator[Function]:
         return
     record.busy.add(name)
     try:
-        yield load(extension.replacement)
+        yield load(extension.replacement, extension.is_required)
     finally:
         record.busy.discard(name)
 
@@ -198,14 +220,18 @@ def call_original(original: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 @functools.cache
-def load(replacement: str) -> Function:
-    """Import a function of ours; if that fails, say why once, and refuse gdpo."""
+def load(replacement: str, is_required: bool = True) -> Function:
+    """Import a function of ours; if that fails, say why once, and refuse gdpo if it is required."""
     module, _, name = replacement.partition(":")
     try:
         function: Function = getattr(importlib.import_module(f"verl_gdpo.{module}"), name)
     except Exception as error:  # verl must keep working for users who do not use gdpo
-        refuse(f"{module}: {type(error).__name__}: {error}")
-        return refuse_or_call
+        reason = f"{module}: {type(error).__name__}: {error}"
+        if is_required:
+            refuse(reason)
+            return refuse_or_call
+        warn(f"{reason}. verl's own function is called in the place of {name}")
+        return call_original
     return function
 
 
@@ -213,4 +239,4 @@ def load_all() -> None:
     """Import all functions of ours, so that gdpo is refused before a model is loaded."""
     for extension in table:
         if extension.replacement:
-            load(extension.replacement)
+            load(extension.replacement, extension.is_required)

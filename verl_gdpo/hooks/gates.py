@@ -42,6 +42,11 @@ def refuse(reason: str) -> None:
         print(f"verl-gdpo: gdpo will not run: {whole}", file=sys.stderr, flush=True)
 
 
+def warn(text: str) -> None:
+    """Print a warning."""
+    print(f"verl-gdpo: WARNING: {text}", file=sys.stderr, flush=True)
+
+
 def raise_refusals() -> None:
     """Raise RuntimeError with all reasons, if there are any."""
     if refusals:
@@ -104,14 +109,14 @@ def _ours(replacement: str) -> Any:
 
 @functools.cache
 def look_into_newer(is_v1: bool) -> None:
-    """Refuse a verl that is newer than the supported ones if it lacks a name, else warn."""
+    """Refuse a verl that is newer than the supported ones if it lacks what we need, else warn."""
     installed = sys.modules["verl"].__version__
     if refusals or SpecifierSet(SUPPORTED_VERL).contains(installed, prereleases=True):
         return
-    used = [each for each in _mechanism().table if _is_used(each, is_v1)]
-    if missing := [each.symbol for each in used if each.is_missing()]:
-        refuse(f"verl has no {', '.join(missing)}")
-    else:
+    mechanism = _mechanism()
+    used = [each for each in dict.fromkeys(mechanism.table) if _is_used(each, is_v1)]
+    mechanism.say_what_is_missing([each for each in used if each.is_missing()])
+    if not refusals:
         print(f"verl-gdpo: gdpo was not tested with this verl ({versions()})", file=sys.stderr)
 
 

@@ -38,6 +38,7 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks import trainer as any_trainer
+from verl_gdpo.hooks.agent_loop import IS_OURS
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.function_list import refuse_without_v1
 from verl_gdpo.hooks.resumed import check_before_load
@@ -62,16 +63,17 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
     return record
 
 
-def create_dataloader(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+def create_dataloader(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Extend the trainer, and check the checkpoint that it will load, and its rows."""
     record = extend(self, self.config)
     if record is not None:
         check_before_load(self.config)
     if record is not None and not hasattr(self, "_dump_executor"):  # of one_step_off_policy
         self._init_dump_executor()
-    original(self, *args, **kwargs)
+    result = original(self, *args, **kwargs)
     if record is not None:
         record.check_rows(self)
+    return result
 
 
 def fit(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,9 +216,12 @@ def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:
     return None if has_columns else data.non_tensor_batch.get("reward_extra_info")
 
 
-def extract_with_columns(original: Function, batch: Any) -> Any:
+def extract_with_columns(original: Function, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Make columns that verl can average and write; RewardError for a name that verl uses."""
-    scores, columns = original(batch)
+    extracted = original(batch, *args, **kwargs)
+    if IS_OURS not in batch.non_tensor_batch:
+        return extracted
+    scores, columns = extracted
     if (infos := infos_of(batch)) is not None:
         uids = batch.non_tensor_batch["uid"].tolist()
         check_names(infos, uids.__getitem__)
@@ -229,7 +234,8 @@ def extract_with_columns(original: Function, batch: Any) -> Any:
 def compute_all_metrics(original: Function, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Add the metrics in `meta_info[METRICS_KEY]`."""
     metrics = original(batch, *args, **kwargs)
-    return {**metrics, **batch.meta_info.get(METRICS_KEY, {})}
+    ours = getattr(batch, "meta_info", {}).get(METRICS_KEY)
+    return metrics if ours is None else {**metrics, **ours}
 
 
 def leave_out_none(
@@ -240,11 +246,14 @@ def leave_out_none(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Ignore None in each column: those that have values in the same rows go to verl together.
+    """Ignore None in each column of our trainers.
+
+    The columns that have values in the same rows go to verl together.
 
     verl 0.9.0 and 0.10.0.dev cannot average None; 0.9.1 can, since it takes `expected_acc_counts`.
     """
-    if "expected_acc_counts" in inspect.signature(original).parameters:
+    can_average_none = "expected_acc_counts" in inspect.signature(original).parameters
+    if can_average_none or not any_trainer.averages_ours.get():
         return original(data_sources, sample_uids, infos_dict, *args, **kwargs)
     present: defaultdict[tuple[int, ...], dict[str, Any]] = defaultdict(dict)
     for name, column in infos_dict.items():
@@ -270,24 +279,27 @@ def construct_trainer(
     original(self, config, *args, **kwargs)
 
 
-async def fit_trainer(original: Function, self: Any) -> None:
+async def fit_trainer(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Do what we do in every legacy trainer."""
-    await (original(self) if record_of(self) is None else fit(original, self))
+    if record_of(self) is None:
+        return await original(self, *args, **kwargs)
+    return await fit(original, self, *args, **kwargs)
 
 
-async def generate_and_note(original: Function, self: Any) -> None:
+async def generate_and_note(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Note what ended the generation."""
     try:
-        await original(self)
+        return await original(self, *args, **kwargs)
     except Exception as error:
         if (record := record_of(self)) is not None:
             record.ended_by = error
         raise
 
 
-async def fit_rollouter(original: Function, self: Any) -> None:
+async def fit_rollouter(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise what ended the generation."""
-    await original(self)
+    result = await original(self, *args, **kwargs)
     record = record_of(self)
     if record is not None and record.ended_by is not None:
         raise record.ended_by
+    return result

@@ -14,11 +14,11 @@ would leave as many checkpoints behind as are to be kept.
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from verl_gdpo.hooks.extend import Function
+from verl_gdpo.hooks.gates import warn
 from verl_gdpo.run import checkpoints
 
 # {"actor": [folders that were saved before, the oldest first], "critic": [...]}, as JSON, in the
@@ -85,8 +85,7 @@ def mend_tracker(folder: Path) -> None:
     tracker = folder / checkpoints.TRACKER
     if newest is not None and not tracker.read_text().strip():
         tracker.write_text(newest.name.removeprefix("global_step_"))
-        message = f"{tracker} was empty; it names {newest.name} again"
-        print(f"verl-gdpo: WARNING: {message}", file=sys.stderr, flush=True)
+        warn(f"{tracker} was empty; it names {newest.name} again")
 
 
 def note_saved_before(config: Any, checkpoint: Path | None) -> bool:
@@ -125,13 +124,14 @@ def _saved_up_to(checkpoint: Path, part: str) -> list[str]:
 
 def load_and_count(
     original: Function, self: Any, local_path: str | None, *args: Any, **kwargs: Any
-) -> None:
+) -> Any:
     """Fill verl's list after a load, in the worker of a rank."""
-    original(self, local_path, *args, **kwargs)
+    result = original(self, local_path, *args, **kwargs)
     noted = os.environ.get(SAVED_BEFORE)
     if local_path is None or not noted or self.previous_saved_paths:
-        return
+        return result
     loaded = Path(local_path).resolve()
     saved = json.loads(noted).get(loaded.name, [])
     if saved and saved[-1] == str(loaded):
         self.previous_saved_paths = saved
+    return result

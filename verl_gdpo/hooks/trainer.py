@@ -16,6 +16,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +63,9 @@ from verl_gdpo.tasks import check_ground_truths
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
+
+# whether a trainer with gdpo averages its validation in this context
+averages_ours: ContextVar[bool] = ContextVar("verl_gdpo_averages_ours", default=False)
 
 
 @dataclass(eq=False)
@@ -173,7 +177,7 @@ def construct(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
     original(self, *args, **kwargs)
 
 
-def set_up(original: Function, self: Any) -> None:
+def set_up(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Ask the reward workers; refuse a trainer that is not extended.
 
     It would train on 0 where a reward is not known.
@@ -186,12 +190,12 @@ def set_up(original: Function, self: Any) -> None:
             "verl's configuration"
         )
     if record is None:
-        original(self)
-        return
+        return original(self, *args, **kwargs)
     with naming_the_dead(self):  # memory may end while the model is loaded
-        original(self)
+        result = original(self, *args, **kwargs)
     if record.has_manager:
         check_reward_workers(self.reward_loop_manager.reward_loop_workers, record.sources)
+    return result
 
 
 def init_dataloader(original: Function, self: Any) -> None:
@@ -309,4 +313,8 @@ def update_validation_metrics(
         )
         counts = {key: count - absent[key] for key, count in expected.items()}
         kwargs["expected_acc_counts"] = counts
-    return original(self, sources, uids, infos, *args, **kwargs)
+    token = averages_ours.set(True)
+    try:
+        return original(self, sources, uids, infos, *args, **kwargs)
+    finally:
+        averages_ours.reset(token)

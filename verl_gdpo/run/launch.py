@@ -31,6 +31,7 @@ from verl_gdpo.run.end_conditions import HANG_FILE, POLL_SECONDS, EndConditions,
 from verl_gdpo.run.folder import claim_metrics_file
 from verl_gdpo.run.held_folder import HeldFolder
 from verl_gdpo.run.starts import ended
+from verl_gdpo.stacks import VARIABLE
 
 
 def launch(
@@ -105,6 +106,7 @@ def _environment(run: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
+        VARIABLE: "1",  # `end_conditions.py` asks for them
     }
 
 
