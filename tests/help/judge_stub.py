@@ -35,6 +35,15 @@ ANSWERS = {
 }
 
 
+# answers of a server that sends the key back, some of which are cut within the key
+ECHOES = {
+    "text": lambda key: f"Your key is {key}",
+    "long": lambda key: "x" * 490 + key,
+    "value": lambda key: json.dumps({"clear": "x" * 90 + key, "right": 1}),
+    "good": lambda key: json.dumps({"clear": 7, "right": 1, "why": f"Bearer {key}"}),
+}
+
+
 class Stub:
     """`asked` has (response, other values, head, request) of each attempt; `gave` the answers."""
 
@@ -62,6 +71,12 @@ class Stub:
         rewards = {"clear": len(response) % 11, "right": sum(response.encode()) % 2}
         good = json.dumps({**rewards, "why": "so"})
         text = ANSWERS.get(kind, good)
+        if kind == "echo":
+            (key,) = re.findall(r"authorization: Bearer (.*)\r", head, re.I)
+            if rest == "401":
+                error = {"error": {"message": f"Incorrect API key provided: {key}"}}
+                return 401, "content-type: application/json", json.dumps(error)
+            text = ECHOES[rest](key)
         self.gave[response] = json.loads(good)
         choice = {"message": {"role": "assistant", "content": text}}
         answer = {"choices": [choice], "usage": {"total_tokens": 12}}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import ray
-from judge_stub import ANSWERS, OTHERS, config_of, judge_stub
+from judge_stub import ANSWERS, ECHOES, OTHERS, config_of, judge_stub
 from reward_rows import Tokenizer, row_of
 
 from verl_gdpo.algorithm.samples import NOTES_KEY
@@ -81,7 +81,7 @@ def test_each_reward_is_what_the_judge_answered_and_a_fault_changes_its_own_samp
 def test_a_judge_that_hangs_is_asked_again(stub):
     scored(config_of(stub.address), "first")  # the SDK's first call takes seconds
     hanging, good = scored(config_of(stub.address, {"timeout": 2}), "hang", "good")
-    assert "attempt 3: TimeoutError: no answer within reward.timeout=2 s" in str(hanging)
+    assert "attempt 3: NoAnswerError: no answer within reward.timeout=2 s" in str(hanging)
     assert good["reward_extra_info"]["q__clear"] == 4.0
     assert [response for response, *_ in stub.asked].count("hang") == 3
 
@@ -185,6 +185,24 @@ def test_the_key_comes_from_the_environment(stub, monkeypatch):
         assert "sk-" not in str(caught.value)
     unasked = config_of(stub.address, key_from="OPENAI_API_KEY", sources=[])
     assert GdpoRewardManager(unasked, Tokenizer(), None).functions  # `check --elsewhere`
+
+
+@pytest.mark.parametrize("key", ["sk-12345678", 'a"b\\c-12345'])
+@pytest.mark.parametrize("on_error", ["stop", "missing"])
+def test_a_key_that_the_server_sends_back_is_hidden(stub, monkeypatch, caplog, key, on_error):
+    """Neither the log, with its tracebacks, nor the dump has it, or more than half of it."""
+    monkeypatch.setenv("KEY_OF_A_SERVER", key)
+    config = config_of(stub.address, key_from="KEY_OF_A_SERVER", on_error=on_error)
+    responses = ["echo 401", *(f"echo {kind}" for kind in ECHOES)]
+    results = dict(zip(responses, scored(config, *responses), strict=True))
+    assert all(key in head for _, _, head, _ in stub.asked) and len(stub.asked) == 5
+    for text in (caplog.text, str(results)):
+        for part in (key[:6], repr(key)[1:7], json.dumps(key)[1:7]):
+            assert part not in text
+    assert "401" in caplog.text and "Incorrect API key provided: ***" in caplog.text
+    assert "Your key is ***" in caplog.text
+    answer = results["echo good"]["reward_extra_info"]["q__answer"]
+    assert json.loads(answer) == {"clear": 7, "right": 1, "why": "Bearer ***"}
 
 
 @pytest.mark.parametrize(

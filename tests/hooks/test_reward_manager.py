@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +33,7 @@ from verl_gdpo import sandbox
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks import scorer_calls
+from verl_gdpo.hooks import scorer_calls, threads
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.scorer_calls import SlowScoring
@@ -535,11 +535,13 @@ def test_a_cancellation_by_verl_stays_one(is_async):
 
 def test_who_waits_for_a_scorer_is_cancelled_with_it():
     async def cancel():
-        waiting = asyncio.ensure_future(scorer_calls.in_own_task(asyncio.sleep(60)))
+        scoring = scorer_calls.in_own_task(lambda: asyncio.sleep(60))
+        waiting = asyncio.ensure_future(scorer_calls.answer_of(scoring))
         await asyncio.sleep(0.01)  # the scorer has begun
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        await asyncio.wait_for(asyncio.wait({scoring}), 10)
 
     asyncio.run(cancel())
 
@@ -669,7 +671,7 @@ def test_the_sample_that_takes_longest_is_named_ever_more_rarely():
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
+def test_a_sample_that_waits_for_its_turn_is_not_named(is_async, monkeypatch):
     def scorer(*_, **__):
         seen.append(scoring.slow_scoring.overdue(time.monotonic() + 1e3))
         return 1.0
@@ -681,8 +683,8 @@ def test_a_sample_that_waits_for_its_turn_is_not_named(is_async):
         await asyncio.gather(*(scoring.run_single(row_of("x", uid=uid)) for uid in "ab"))
 
     seen = []
+    monkeypatch.setattr(threads, "usual_threads", lambda: 1)
     scoring = manager(in_the_loop if is_async else scorer)
-    scoring.make_threads = lambda _: ThreadPoolExecutor(1)
     scoring.loop.run_until_complete(score_two())
     assert len(seen) == 2
     for uid, line in zip("ab", seen, strict=True):

@@ -30,8 +30,9 @@ SYSTEM = (
 PLACE = re.compile(r"\{(\w+)\}")
 RESPONSE = "{response}"
 NO_KEY = "none"  # without one, the SDK sends that of OPENAI_API_KEY to any address
+HIDDEN = "***"  # in the place of the key, where a server sends it back
 TAKEN = {"score", "answer", "call"}  # the last two are returned too, and are no numbers
-LONGEST_ANSWER = 500  # characters
+LONGEST_ANSWER, LONGEST_VALUE = 500, 99  # characters in a message
 MOST_KEPT = 100_000  # answers of a process
 ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 5, 0.5, 60.0  # the waits between them in seconds
 
@@ -91,6 +92,7 @@ class Judge:
         self._request = {"model": self.model, "response_format": form, **self.request}
         self._system = {"role": "system", "content": SYSTEM.format(", ".join(ranges))}
         self._asked: dict[bytes, asyncio.Future[dict[str, Any]]] = {}
+        self._forms_of_key: list[str] = []  # as it may stand in a text of the server
 
     def connect(self) -> None:
         """Make the client; nothing is sent. Raises ValueError if its package or key is missing."""
@@ -102,6 +104,9 @@ class Judge:
         if not key:
             lacking = f"key_from={self.key_from}: no such environment variable is here. Export the"
             raise ValueError(f"{lacking} key under this name on each node, before Ray starts there")
+        if self.key_from:
+            forms = {key, repr(key)[1:-1], json.dumps(key)[1:-1], key.strip()}
+            self._forms_of_key = sorted(forms - {""}, key=len, reverse=True)
         self.client = AsyncOpenAI(base_url=self.judge, api_key=key, max_retries=0)
 
     async def __call__(self, *, prompt: Any, within_limits: Limited, **row: Any) -> dict[str, Any]:
@@ -143,13 +148,32 @@ class Judge:
         try:
             answer = completion.choices[0].message.content
             values_of = json.loads(answer)
-            rewards = {name: _number(values_of[name], *self.rewards[name]) for name in self.rewards}
+            rewards = {
+                name: self._number(values_of[name], low, high)
+                for name, (low, high) in self.rewards.items()
+            }
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            text = f"{type(error).__name__}: {error}; the answer: {answer!r:.{LONGEST_ANSWER}}"
-            raise JudgeAnswerError(text) from error
+            shown = self._without_key(repr(answer))[:LONGEST_ANSWER]
+            text = self._without_key(f"{type(error).__name__}: {error}; the answer: {shown}")
+            raise JudgeAnswerError(text) from None  # its text may have the key
         tokens = getattr(completion.usage, "total_tokens", None)
-        call = {"tokens": tokens, "seconds": round(seconds, 3)}
-        return {**rewards, "answer": answer[:LONGEST_ANSWER], "call": call}
+        call = {
+            "tokens": tokens if isinstance(tokens, int) else None,
+            "seconds": round(seconds, 3),
+        }
+        return {**rewards, "answer": self._without_key(answer)[:LONGEST_ANSWER], "call": call}
+
+    def _number(self, value: Any, low: float, high: float) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:
+            shown = self._without_key(repr(value))[:LONGEST_VALUE]
+            raise ValueError(f"{shown} is no number from {low:g} to {high:g}")
+        return float(value)
+
+    def _without_key(self, text: str) -> str:
+        """Return a text of the server without the key. It has to be whole: cut it afterwards."""
+        for form in self._forms_of_key:
+            text = text.replace(form, HIDDEN)
+        return text
 
     async def _completion(self, messages: Sequence[Any], within_limits: Limited) -> Any:
         """Return an answer and its seconds. Each attempt counts for the limits, no waiting does."""
@@ -169,14 +193,9 @@ class Judge:
                 status = getattr(error, "status_code", 408)  # a connection that fails has none
                 if number == ATTEMPTS or not (status in (408, 429) or status >= 500):
                     text = f"attempt {number}: {type(error).__name__}: {error}"
-                    raise JudgeCallError(text) from error
+                    # its text and those of its causes may have the key
+                    raise JudgeCallError(self._without_key(text)) from None
                 headers = error.response.headers if hasattr(error, "response") else {}
                 asked = re.fullmatch(r"\d+(\.\d+)?", headers.get("retry-after", ""))
             wait = max(FIRST_WAIT * 2 ** (number - 1), float(asked[0]) if asked else 0)
             await asyncio.sleep(min(wait, LONGEST_WAIT))
-
-
-def _number(value: Any, low: float, high: float) -> float:
-    if type(value) not in (int, float) or not low <= value <= high:
-        raise ValueError(f"{value!r:.99} is no number from {low:g} to {high:g}")
-    return float(value)

@@ -42,6 +42,7 @@ from verl_gdpo.hooks.function_list import (
     task_of_entry,
 )
 from verl_gdpo.hooks.judge import Judge
+from verl_gdpo.hooks.limits import AllStuckError
 from verl_gdpo.hooks.own_copy import own_copy
 from verl_gdpo.reward_file import load
 
@@ -109,7 +110,7 @@ class ListedFunction:
         """Return the rewards of a row, and whether the function failed."""
         try:
             return await self.rewards(run, row, is_shared), False
-        except WrongNames:  # no failure of one sample, so `on_error` does not hold
+        except (WrongNames, AllStuckError):  # no failures of one sample, so `on_error` does not hold
             raise
         except Exception:
             if self.entry["on_error"] == "stop":

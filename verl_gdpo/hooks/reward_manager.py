@@ -13,8 +13,7 @@ import logging
 import math
 import reprlib
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -43,7 +42,17 @@ from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of, is_limited
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.limits import Limiter, check_limits
 from verl_gdpo.hooks.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
-from verl_gdpo.hooks.scorer_calls import Rows, SlowScoring, call, describe, in_own_task, label_of
+from verl_gdpo.hooks.scorer_calls import (
+    NoAnswerError,
+    Rows,
+    SlowScoring,
+    answer_of,
+    call,
+    describe,
+    in_own_task,
+    label_of,
+)
+from verl_gdpo.hooks.threads import ReservedThread, Threads
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
 logger = logging.getLogger(__name__)
@@ -80,8 +89,6 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     verl would go on after an exception. Other trainers get the exception.
     """
 
-    make_threads: Callable[[int | None], Executor] = ThreadPoolExecutor  # `check` has others
-
     def __init__(
         self,
         config: Any,
@@ -97,7 +104,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.functions = reward_functions(config)
         self.limiter = Limiter(check_limits(config))
         self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
-        self._pools: dict[str, Executor] = {}  # {scorer: its threads}
+        self.unlimited = Limiter(None)
+        self._threads: dict[str, Threads] = {}  # {scorer: its threads}
         self._told: set[str] = set()  # names of which the log speaks
         self.slow_scoring = SlowScoring()
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
@@ -155,9 +163,10 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
         decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+        solution_str = await self.loop.run_in_executor(None, call, decode, response_ids[:length])
         return {
             "data_source": fields["data_source"],
-            "solution_str": await self._in_thread(None, decode, response_ids[:length]),
+            "solution_str": solution_str,
             "ground_truth": (fields.get("reward_model") or {}).get("ground_truth"),
             "extra_info": self._extra_info(fields, length),
             "prompt": [*fields.get("raw_prompt", ())] or None,  # messages, in an array
@@ -185,17 +194,48 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         else:
             del row["prompt"]
             score = functools.partial(self.compute_score, **row)
-        pool = self._pool(task.name if task else "", task)
-        run = functools.partial(self._run, label_of(fields), pool, score)
-        result = await (run() if task else self.limiter.call(run))
+        label = label_of(fields)
+        if task is not None:
+            threads = self._threads_of(f"task {task.name}", task)
+            result = await self._run(label, threads, score, self.unlimited)
+        else:
+            threads = self._threads_of("the reward function")
+            result = await self._run(label, threads, score, self.limiter)
         return {**result, NOTES_KEY: notes.numbers()} if notes else result
 
-    async def _run(self, label: str, pool: Executor, score: functools.partial[Any]) -> Any:
-        is_async = inspect.iscoroutinefunction(score.func)
-        watched = functools.partial(self.slow_scoring.call, label, score)
-        result = score() if is_async else await self._in_thread(pool, watched)
+    async def _run(
+        self, label: str, threads: Threads, score: functools.partial[Any], limiter: Limiter
+    ) -> Any:
+        """Call a scorer within limits: a coroutine function here, any other in a thread.
+
+        It waits for a thread first, as nothing should wait once the limits allow a call.
+        """
+        if inspect.iscoroutinefunction(score.func):
+            return await limiter.call(lambda: self.slow_scoring.wait(label, score()), label)
+        thread = await threads.reserve()
+        try:
+            return await limiter.call(lambda: self._in_thread(label, thread, score), label)
+        except NoAnswerError:
+            thread.mark_stuck(label)
+            raise
+        finally:
+            thread.give_back()
+
+    async def _in_thread(
+        self, label: str, thread: ReservedThread, score: functools.partial[Any]
+    ) -> Any:
+        """Call a scorer in its thread, and await what it may return.
+
+        If it is cancelled, it waits for the thread, which nobody can end.
+        """
+        answer = thread.start(functools.partial(call, score))
+        try:
+            result = await self.slow_scoring.wait(label, asyncio.shield(answer))
+        except asyncio.CancelledError:
+            await asyncio.wait({answer})
+            raise
         if inspect.isawaitable(result):
-            result = await in_own_task(self.slow_scoring.wait(label, result))
+            result = await self.slow_scoring.wait(label, result)
         return result
 
     async def _run_listed(
@@ -203,15 +243,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     ) -> Any:
         """Call a function of the list; no two of them share threads."""
         label = f"{label}, function {function.name}"
-        limited = (self.limiter if is_limited(function.entry) else Limiter(None)).call
+        limiter = self.limiter if is_limited(function.entry) else self.unlimited
         if function.takes_limits:
-            return await in_own_task(
-                score(
-                    within_limits=lambda ask: limited(lambda: self.slow_scoring.wait(label, ask()))
-                )
-            )
-        pool = self._pool(f"function {function.name}")
-        return await limited(functools.partial(self._run, label, pool, score))
+
+            async def within_limits(ask: Callable[[], Awaitable[Any]]) -> Any:
+                return await limiter.call(lambda: self.slow_scoring.wait(label, ask()), label)
+
+            return await answer_of(in_own_task(lambda: score(within_limits=within_limits)))
+        threads = self._threads_of(f"function {function.name}")
+        return await self._run(label, threads, score, limiter)
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
@@ -274,16 +314,13 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             what = f"{name!r} as {info[name]!r}, which is no number, so it is no reward"
             logger.warning("verl-gdpo: the scorer returned %s. Return a float", what)
 
-    def _pool(self, name: str, task: Task | None = None) -> Executor:
+    def _threads_of(self, scorer: str, task: Task | None = None) -> Threads:
         """The threads of a scorer, which no other has: one that waits holds up no other."""
-        if name not in self._pools:
+        if scorer not in self._threads:
             # for programs, as many as can run at once: this worker may have all cores for them
-            most = task.programs.at_once() if task and task.programs else None
-            self._pools[name] = self.make_threads(most)
-        return self._pools[name]
-
-    async def _in_thread(self, pool: Any, function: Callable[..., Any], *args: Any) -> Any:
-        return await self.loop.run_in_executor(pool, call, function, *args)
+            at_once = task.programs.at_once() if task and task.programs else None
+            self._threads[scorer] = Threads(scorer, at_once, self.limiter.timeout)
+        return self._threads[scorer]
 
 
 def _is_lone_score(info: Mapping[str, Any]) -> bool:

@@ -30,6 +30,10 @@ FIRST_SECONDS = 60.0  # time until the first line about a sample; each next line
 POLL_SECONDS = 1.0
 
 
+class NoAnswerError(TimeoutError):
+    """A function has not returned within `reward.timeout`. One of its own is a TimeoutError."""
+
+
 class ScorerEscape(Exception):
     """Carries an exception that must not leave a scorer's thread or task in its own type."""
 
@@ -57,20 +61,37 @@ def call(function: Callable[..., T], *args: Any) -> T:
         return function(*args)
 
 
-async def in_own_task(scoring: Awaitable[Any]) -> Any:
-    """Await a scorer in a task of its own: verl cancels who waits, and a scorer does not."""
+def in_own_task(scoring: Callable[[], Awaitable[T]]) -> "asyncio.Task[T]":
+    """Await `scoring()` in a task of its own: verl cancels who waits, and a scorer does not."""
 
-    async def awaiting() -> Any:
+    async def awaiting() -> T:
         with _contained():
-            return await scoring
+            return await scoring()
+
+    def retrieve(task: "asyncio.Task[T]") -> None:
+        """Look at an exception for which nobody waits any more; else asyncio would log it."""
+        if not task.cancelled():
+            task.exception()
 
     task = asyncio.ensure_future(awaiting())
+    task.add_done_callback(retrieve)
+    return task
+
+
+async def answer_of(task: "asyncio.Task[T]", seconds: float | None = None) -> T:
+    """Wait for a task of `in_own_task`, which is cancelled if who waits is, or if it is late.
+
+    Raises:
+        NoAnswerError: it has no answer after so many seconds.
+    """
     try:
-        await asyncio.wait({task})
+        await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         raise
+    if not task.done():
+        task.cancel()
+        raise NoAnswerError(f"no answer within reward.timeout={seconds} s")
     return task.result()
 
 
@@ -171,11 +192,6 @@ class SlowScoring:
         finally:
             with self._lock:
                 del self._started[number]
-
-    def call(self, label: str, score: Callable[[], T]) -> T:
-        """Call a scorer, and watch its sample."""
-        with self.of(label):
-            return score()
 
     async def wait(self, label: str, scoring: Awaitable[T]) -> T:
         """Await a scorer, and watch its sample."""

@@ -60,7 +60,11 @@ def stub(ports: Any) -> None:
 async def measure(port: int) -> bool:
     judge = Judge(f"http://127.0.0.1:{port}/v1", "stub", "Clear? {response}", {"clear": (0, 10)})
     judge.connect()
-    limited, places = Limiter(Limits(max_concurrent=AT_ONCE)).call, asyncio.Semaphore(AT_ONCE)
+    limiter = Limiter(Limits(max_concurrent=AT_ONCE))
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def limited(ask: Callable[[], Awaitable[Any]]) -> Any:
+        return await limiter.call(ask, "a judgement")
 
     async def ours(text: str) -> Any:
         return await judge(prompt=None, within_limits=limited, solution_str=text, extra_info={})

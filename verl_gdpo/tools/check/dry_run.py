@@ -213,7 +213,6 @@ def _load_manager(config: Any) -> Any:
                 f"{message}"
             )
         raise ValueError(message) from error
-    manager.make_threads = DaemonThreads  # of ours; others take the loop's
     return manager
 
 
