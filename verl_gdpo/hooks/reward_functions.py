@@ -110,7 +110,8 @@ class ListedFunction:
         """Return the rewards of a row, and whether the function failed."""
         try:
             return await self.rewards(run, row, is_shared), False
-        except (WrongNames, AllStuckError):  # no failures of one sample, so `on_error` does not hold
+        except (WrongNames, AllStuckError):
+            # these are no failures of one sample, so `on_error` does not hold
             raise
         except Exception:
             if self.entry["on_error"] == "stop":
