@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from verl_gdpo.sandbox import machine
+from verl_gdpo.tasks.sandbox import machine
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

@@ -76,6 +76,7 @@ def package(monkeypatch, tmp_path):
         ("tasks/__init__.py", True),
         ("tasks/gsm8k/score.py", True),
         ("tasks/math_length/inside.py", True),
+        ("tasks/sandbox/inside.py", True),
         ("tasks/gsm8k/rows.py", False),
         ("tasks/preparation/schema.py", False),
         ("tools/report/__init__.py", False),
@@ -91,18 +92,15 @@ def test_an_edit_is_noticed_where_it_changes_scores_or_the_training(package, fil
     assert (our_state() != before) == is_noticed
 
 
-@pytest.mark.parametrize(
-    ("module", "file"),
-    [("verl_gdpo.sandbox", "sandbox/inside.py"), ("verl_gdpo.cpu.device", "cpu/sampler.py")],
-)
 @pytest.mark.parametrize("is_used", [True, False])
-def test_what_a_run_may_use_is_compared_if_it_does(package, monkeypatch, module, file, is_used):
+def test_what_a_run_may_use_is_compared_if_it_does(package, monkeypatch, is_used):
+    module = "verl_gdpo.cpu.device"
     if is_used:
         monkeypatch.setitem(sys.modules, module, SimpleNamespace())
     else:
         monkeypatch.delitem(sys.modules, module, raising=False)
     before = our_state()
-    with (package / file).open("a") as opened:
+    with (package / "cpu" / "sampler.py").open("a") as opened:
         opened.write("\n")
     assert (our_state() != before) == is_used
 

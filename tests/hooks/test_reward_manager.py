@@ -29,7 +29,6 @@ from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl.utils.reward_score import default_compute_score
 from verl_batch import verl_config
 
-from verl_gdpo import sandbox
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
@@ -37,7 +36,7 @@ from verl_gdpo.hooks import scorer_calls, threads
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.scorer_calls import SlowScoring
-from verl_gdpo.tasks import TASKS
+from verl_gdpo.tasks import TASKS, sandbox
 
 pytestmark = pytest.mark.usefixtures("event_loop")
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from verl.utils.reward_score import prime_code
 
-from verl_gdpo import sandbox
+from verl_gdpo.tasks import sandbox
 from verl_gdpo.tasks.coding import score as coding
 from verl_gdpo.tasks.coding.problem import good_response, parse, program_of
 from verl_gdpo.tasks.coding.score import score

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from prepared_rows import prepare
 
-from verl_gdpo import sandbox
+from verl_gdpo.tasks import sandbox
 from verl_gdpo.tasks.coding import rows as coding
 from verl_gdpo.tasks.coding.problem import SYSTEM_PROMPT, good_response, parse
 from verl_gdpo.tasks.coding.score import score

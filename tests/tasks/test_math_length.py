@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from verl_gdpo.sandbox.limited_process import LimitedPool
 from verl_gdpo.tasks import check_ground_truths
 from verl_gdpo.tasks.math_length import score as math_length
 from verl_gdpo.tasks.math_length.score import TASK, score
+from verl_gdpo.tasks.sandbox.limited_process import LimitedPool
 
 FREEZES = "9^{9^{9^{9}}}"
 

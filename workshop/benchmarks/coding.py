@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import patch
 
-from verl_gdpo import sandbox
-from verl_gdpo.sandbox.machine import Confinement, confinements
+from verl_gdpo.tasks import sandbox
 from verl_gdpo.tasks.coding import score as coding
 from verl_gdpo.tasks.coding.problem import good_response, parse
 from verl_gdpo.tasks.coding.rows import make_rows
+from verl_gdpo.tasks.sandbox.machine import Confinement, confinements
 from workshop.benchmarks.measure import Row
 
 PROBLEMS, TESTS, ROUNDS = 8, 10, 5

@@ -17,7 +17,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from verl_gdpo.sandbox import lock
+from verl_gdpo.tasks.sandbox import lock
 
 PINS = Path(__file__).with_name("requirements.txt")
 WORKER = Path(__file__).with_name("worker.py")

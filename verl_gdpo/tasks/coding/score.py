@@ -12,11 +12,10 @@ from decimal import Decimal
 from itertools import chain
 from typing import Any
 
-from verl_gdpo import sandbox
-from verl_gdpo.sandbox.machine import cores
-from verl_gdpo.tasks import Evaluation, Programs, Task
+from verl_gdpo.tasks import Evaluation, Programs, Task, sandbox
 from verl_gdpo.tasks.coding import DATA_SOURCES
 from verl_gdpo.tasks.coding import problem as form
+from verl_gdpo.tasks.sandbox.machine import cores
 
 # of a number that is expected with a fraction; verl's, but that its absolute error is 1e-8, where
 # problems allow an absolute or relative error of 1e-6

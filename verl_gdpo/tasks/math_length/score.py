@@ -14,9 +14,9 @@ import zlib
 from functools import cache
 from pathlib import Path
 
-from verl_gdpo.sandbox.limited_process import LimitedPool
 from verl_gdpo.tasks import Evaluation, Task
 from verl_gdpo.tasks.math_length import DATA_SOURCES
+from verl_gdpo.tasks.sandbox.limited_process import LimitedPool
 from verl_gdpo.terminal import install_line
 
 BOX = "\\boxed{"

@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 from of_machine import confinement_of
 
-from verl_gdpo import sandbox
-from verl_gdpo.sandbox import run
-from verl_gdpo.sandbox.lock import (
+from verl_gdpo.tasks import sandbox
+from verl_gdpo.tasks.sandbox import run
+from verl_gdpo.tasks.sandbox.lock import (
     ALLOW,
     ALLOWED,
     CONDITIONAL,

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.sandbox import inside, lock, machine
-from verl_gdpo.sandbox.machine import Confinement
-from verl_gdpo.sandbox.machine import SandboxError as SandboxError
+from verl_gdpo.tasks.sandbox import inside, lock, machine
+from verl_gdpo.tasks.sandbox.machine import Confinement
+from verl_gdpo.tasks.sandbox.machine import SandboxError as SandboxError
 
 logger = logging.getLogger(__name__)
 

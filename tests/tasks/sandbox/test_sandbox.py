@@ -25,9 +25,9 @@ import psutil
 import pytest
 from of_machine import confinement_of
 
-from verl_gdpo import sandbox
-from verl_gdpo.sandbox import NOT_FINISHED, ExecutionNotes, SandboxError, inside, machine, run
-from verl_gdpo.sandbox.machine import FIRST_UID, Confinement, place
+from verl_gdpo.tasks import sandbox
+from verl_gdpo.tasks.sandbox import NOT_FINISHED, ExecutionNotes, SandboxError, inside, machine, run
+from verl_gdpo.tasks.sandbox.machine import FIRST_UID, Confinement, place
 
 
 def printed(output):
@@ -279,7 +279,7 @@ def test_a_program_does_not_outlive_what_started_it(monkeypatch):
 
 CALLER = """
 import sys, threading
-from verl_gdpo import sandbox
+from verl_gdpo.tasks import sandbox
 sys.path.insert(0, {helpers!r})
 from of_machine import confinement_of
 print(sandbox.run("print(1)", [{{"input": ""}}], confinement=confinement_of({kind!r})), flush=True)

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from repository import REPO
 
-from verl_gdpo.sandbox import limited_process
-from verl_gdpo.sandbox.limited_process import LimitedPool
+from verl_gdpo.tasks.sandbox import limited_process
+from verl_gdpo.tasks.sandbox.limited_process import LimitedPool
 
 PROGRAM = """
 import os, time
@@ -159,7 +159,7 @@ def python(code, *arguments):
 
 STARTED = """
 import os, sys
-from verl_gdpo.sandbox.limited_process import LimitedPool
+from verl_gdpo.tasks.sandbox.limited_process import LimitedPool
 pool = LimitedPool(sys.argv[1], 9, 1 << 30)
 def ask():
     assert pool.ask('["a"]', "a test")[1]
@@ -211,7 +211,7 @@ def answer(say):
 def test_no_clock_runs_between_requests(program):
     code = """if 1:
         import runpy, sys
-        from verl_gdpo.sandbox.limited_process import work
+        from verl_gdpo.tasks.sandbox.limited_process import work
         def lines():
             yield '[]'
             print(runpy.run_path(sys.argv[1])["answer"](None), file=sys.stderr)

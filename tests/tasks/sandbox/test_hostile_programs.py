@@ -25,10 +25,10 @@ from hostile_programs import DRIVER, PROGRAMS
 from of_machine import confinement_of
 from repository import REPO
 
-from verl_gdpo import sandbox
-from verl_gdpo.sandbox import machine
+from verl_gdpo.tasks import sandbox
 from verl_gdpo.tasks.coding import score as coding
 from verl_gdpo.tasks.coding.problem import Problem
+from verl_gdpo.tasks.sandbox import machine
 
 NOBODY = 65534
 OF_EVERYBODY = "/tmp"  # TMPDIR and this checkout may be where only root can read

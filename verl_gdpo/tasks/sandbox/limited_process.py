@@ -183,7 +183,7 @@ def work(program: str, cpu_s: float, wall_s: float, max_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[2])  # not this folder, whose files are in a package
+    sys.path[0] = str(Path(__file__).parents[3])  # not this folder, whose files are in a package
     work(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
 else:
     os.register_at_fork(after_in_child=_in_child)  # the parent's replies are not the child's

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_gdpo.sandbox.lock import landlock_version
+from verl_gdpo.tasks.sandbox.lock import landlock_version
 
 # programs of root run as a user of their own, from numbers that no system gives to anybody
 FIRST_UID, UIDS = 1_900_000_000, 1 << 24
