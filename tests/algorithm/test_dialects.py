@@ -17,7 +17,7 @@ from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars, spread_over_tokens
-from verl_gdpo.algorithm.read_settings import DIALECTS
+from verl_gdpo.algorithm.settings import DIALECTS
 
 SAMPLES = [1.915, 0, 0, -1.915, 0.827, 0.827, -1.509, -0.146, 0, 0, 0, 0]
 TOKENS = [1.756, -0.188, -0.188, -2.132, 0.652, 0.652, -1.719, -0.336, *[-0.188] * 4]

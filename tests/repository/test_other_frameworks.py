@@ -7,7 +7,7 @@ from pages import rows_after
 from parity_batch import PARITY_GROUPS, PARITY_REWARDS
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.algorithm.read_settings import DIALECTS
+from verl_gdpo.algorithm.settings import DIALECTS
 
 
 def test_the_numbers_of_the_other_frameworks():

@@ -14,8 +14,14 @@ from repository import REPO
 
 from verl_gdpo import REQUIRED_VERL, SUPPORTED_VERL, __version__
 from verl_gdpo.__main__ import COMMANDS
-from verl_gdpo.algorithm.read_settings import DIALECTS, SETTING_KEYS, read_settings
-from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
+from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.settings import (
+    DIALECTS,
+    SETTING_KEYS,
+    Condition,
+    GdpoSettings,
+    RewardTerm,
+)
 from verl_gdpo.algorithm.variants import VARIANTS
 from verl_gdpo.hooks.function_list import check_entry, entries_of, options_of_entry
 from verl_gdpo.hooks.judge import Judge

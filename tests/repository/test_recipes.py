@@ -13,8 +13,7 @@ from repository import tracked_files
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_gdpo.algorithm.read_settings import DIALECTS
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.settings import DIALECTS, GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.unread_keys import UnreadKeys, find_unread_keys
 from verl_gdpo.tasks import TASKS

@@ -10,7 +10,7 @@ from parity_batch import PARITY_REWARDS
 from trl import GRPOTrainer
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.algorithm.read_settings import DIALECTS
+from verl_gdpo.algorithm.settings import DIALECTS
 
 
 class Trainer(SimpleNamespace):

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from examples import trl_gsm8k
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.algorithm.read_settings import DIALECTS
+from verl_gdpo.algorithm.settings import DIALECTS
 from verl_gdpo.tasks.gsm8k.score import score
 from verl_gdpo.tools.data import main
 from workshop.tiny_policy.train import make_policy

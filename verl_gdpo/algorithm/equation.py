@@ -14,58 +14,19 @@ This module knows tensors only: no text, no verl, no configuration of a run.
 from collections import defaultdict
 from functools import partial
 from itertools import count
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from verl_gdpo.algorithm import zero
 from verl_gdpo.algorithm.samples import LARGEST
+from verl_gdpo.algorithm.settings import Options
 from verl_gdpo.algorithm.variants import Combine, checked_sum
 from verl_gdpo.algorithm.zero import Ranges, group_sum
 
-PAPER_EPS = 1e-4  # of the authors' code and of TRL
-VERL_EPS = 1e-6  # of verl's own grpo and gdpo
-
 Groups = tuple[Tensor, int]  # of `group_index`
-
-
-STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-NotNegative = Annotated[Number, Field(ge=0)]
-
-
-@dataclass(frozen=True, config=STRICT)
-class Options:
-    """The keywords that choose the method.
-
-    ============  =============  ================  =================================
-    group_norm    batch_norm     normalize_by_std  method
-    ============  =============  ================  =================================
-    per_reward    sample         True              GDPO
-    per_reward    none           True              GDPO without batch norm
-    per_reward    token          True              verl's built-in `gdpo`
-    summed        none           True              GRPO
-    summed        none           False             GRPO without std (Dr. GRPO)
-    summed        sample         True              GRPO + batch norm
-    ============  =============  ================  =================================
-    """
-
-    group_norm: Literal["per_reward", "summed"] = "per_reward"
-    """normalise `per_reward` within each group, or their weighted sum (`summed`), as GRPO does"""
-    batch_norm: Literal["sample", "token", "none"] = "sample"
-    """normalise over a step's samples with a reward, their tokens (`token`), or not (`none`)"""
-    eps: NotNegative = PAPER_EPS
-    """is added to both standard deviations; the default is that of the authors' TRL code"""
-    normalize_by_std: Annotated[bool, Field(strict=True)] = True
-    """`false`: groups are only centred; `null`: verl's `algorithm.norm_adv_by_std_in_grpo`"""
-    batch_eps: NotNegative | None = None
-    """is added to the standard deviation of the batch, in place of `eps`"""
-    batch_var_eps: NotNegative = 0.0
-    """is added to the variance of the batch, before the square root"""
 
 
 class GdpoScalars(NamedTuple):

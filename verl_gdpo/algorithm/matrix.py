@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verl_gdpo.algorithm.equation import GdpoScalars, Options, compute_gdpo_scalars
+from verl_gdpo.algorithm.equation import GdpoScalars, compute_gdpo_scalars
 from verl_gdpo.algorithm.read_settings import line_of
 from verl_gdpo.algorithm.rubrics import Rubric, Terms, check_rubrics
 from verl_gdpo.algorithm.samples import (
@@ -26,7 +26,7 @@ from verl_gdpo.algorithm.samples import (
     is_number,
     value_or_error,
 )
-from verl_gdpo.algorithm.settings import GdpoSettings, WeightedSum
+from verl_gdpo.algorithm.settings import GdpoSettings, Options, WeightedSum
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import Floats, is_the_sum, with_slack
 

@@ -7,35 +7,24 @@ verl's own `algorithm.gdpo_reward_keys` and `algorithm.gdpo_reward_weights` can 
 import re
 import shlex
 from collections.abc import Mapping, Set
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
-from verl_gdpo.algorithm.equation import VERL_EPS, Options
-from verl_gdpo.algorithm.settings import WHERE, GdpoSettings, RewardTerm, hint
+from verl_gdpo.algorithm.settings import (
+    DIALECTS,
+    SETTING_KEYS,
+    WHERE,
+    GdpoSettings,
+    RewardTerm,
+    hint,
+)
 from verl_gdpo.algorithm.variants import Bounds
 
 REWARDS = f"{WHERE}.rewards"
-SETTING_KEYS = [
-    each.name for each in fields(GdpoSettings) if each.name not in ("bounds", "rewards_as_written")
-]
 _MAY_BE_NULL = ("rewards", "normalize_by_std", "batch_eps", "dialect")
-_PAPER = asdict(Options())
-# The results agree to 1e-5 if every group has at least two samples and the batch has variance. We
-# do not copy what the others do in special cases: NaN or 0 for a missing reward (TRL leaves it out
-# as we do), rounding errors instead of 0 for a constant reward, the raw reward for a group of one.
-DIALECTS: Mapping[str, Mapping[str, Any]] = {
-    "paper": _PAPER,
-    # TRL 1.16 GRPOTrainer, multi_objective_aggregation="normalize_then_sum"
-    "trl": _PAPER,
-    # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False; no eps in the batch step
-    "nemo_rl": _PAPER | {"eps": 1e-6, "batch_eps": 0.0},
-    # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
-    "verl_builtin": _PAPER
-    | {"batch_norm": "token", "eps": VERL_EPS, "batch_eps": 0.0, "batch_var_eps": 1e-8},
-}
 
 
 def read_settings(
@@ -61,7 +50,7 @@ def read_settings(
     set_keys = {k: v for k, v in block.items() if v is not None or k not in _MAY_BE_NULL}
     written = set_keys.pop("rewards", None)
     where, rewards = _rewards_of(algorithm, written)
-    dialect = DIALECTS.get(str(block.get("dialect")), _PAPER)
+    dialect = DIALECTS.get(str(block.get("dialect")), DIALECTS["paper"])
     values = {**dialect, "normalize_by_std": inherited, **set_keys, "rewards": rewards}
     try:
         settings = GdpoSettings(**values)

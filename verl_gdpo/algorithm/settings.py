@@ -17,7 +17,7 @@ algorithm:
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import asdict, field, fields
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -25,6 +25,7 @@ import numpy as np
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     PlainValidator,
@@ -32,12 +33,48 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from verl_gdpo.algorithm.equation import STRICT, Number, Options
 from verl_gdpo.algorithm.samples import LARGEST, SCORER, check_name
 from verl_gdpo.algorithm.variants import VARIANTS, Bounds, Combine, CombineSetting
 
 WHERE = "algorithm.gdpo"
 LONGEST_RUN = 1_000_000  # training steps
+
+PAPER_EPS = 1e-4  # The authors' code and TRL have it.
+VERL_EPS = 1e-6  # verl's own grpo and gdpo have it.
+
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+NotNegative = Annotated[Number, Field(ge=0)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Options:
+    """The keywords that choose the method.
+
+    ============  =============  ================  =================================
+    group_norm    batch_norm     normalize_by_std  method
+    ============  =============  ================  =================================
+    per_reward    sample         True              GDPO
+    per_reward    none           True              GDPO without batch norm
+    per_reward    token          True              verl's built-in `gdpo`
+    summed        none           True              GRPO
+    summed        none           False             GRPO without std (Dr. GRPO)
+    summed        sample         True              GRPO + batch norm
+    ============  =============  ================  =================================
+    """
+
+    group_norm: Literal["per_reward", "summed"] = "per_reward"
+    """normalise `per_reward` within each group, or their weighted sum (`summed`), as GRPO does"""
+    batch_norm: Literal["sample", "token", "none"] = "sample"
+    """normalise over a step's samples with a reward, their tokens (`token`), or not (`none`)"""
+    eps: NotNegative = PAPER_EPS
+    """is added to both standard deviations; the default is that of the authors' TRL code"""
+    normalize_by_std: Annotated[bool, Field(strict=True)] = True
+    """`false`: groups are only centred; `null`: verl's `algorithm.norm_adv_by_std_in_grpo`"""
+    batch_eps: NotNegative | None = None
+    """is added to the standard deviation of the batch, in place of `eps`"""
+    batch_var_eps: NotNegative = 0.0
+    """is added to the variance of the batch, before the square root"""
 
 
 def hint(name: object, known: Sequence[str]) -> str:
@@ -314,3 +351,23 @@ class GdpoSettings(Options):
         if bounds is None or term is None or term.when is None or term.fallback is None:
             return bounds
         return min(bounds[0], term.fallback), max(bounds[1], term.fallback)
+
+
+SETTING_KEYS = [
+    each.name for each in fields(GdpoSettings) if each.name not in ("bounds", "rewards_as_written")
+]
+
+_PAPER = asdict(Options())
+# The results agree to 1e-5 if every group has at least two samples and the batch has variance. We
+# do not copy what the others do in special cases: NaN or 0 for a missing reward (TRL leaves it out
+# as we do), rounding errors instead of 0 for a constant reward, the raw reward for a group of one.
+DIALECTS: Mapping[str, Mapping[str, Any]] = {
+    "paper": _PAPER,
+    # TRL 1.16 GRPOTrainer, multi_objective_aggregation="normalize_then_sum"
+    "trl": _PAPER,
+    # NeMo-RL GDPOAdvantageEstimator, use_leave_one_out_baseline=False; no eps in the batch step
+    "nemo_rl": _PAPER | {"eps": 1e-6, "batch_eps": 0.0},
+    # verl 0.9 compute_gdpo_outcome_advantage; its whitening divides by sqrt(variance + 1e-8)
+    "verl_builtin": _PAPER
+    | {"batch_norm": "token", "eps": VERL_EPS, "batch_eps": 0.0, "batch_var_eps": 1e-8},
+}

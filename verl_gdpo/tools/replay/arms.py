@@ -16,11 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_gdpo.algorithm.conditions import paid_in_batch
-from verl_gdpo.algorithm.equation import VERL_EPS
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
-from verl_gdpo.algorithm.read_settings import SETTING_KEYS, line_of, read_settings
+from verl_gdpo.algorithm.read_settings import line_of, read_settings
 from verl_gdpo.algorithm.samples import BatchRows, columns_of
-from verl_gdpo.algorithm.settings import GdpoSettings, hint
+from verl_gdpo.algorithm.settings import SETTING_KEYS, VERL_EPS, GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import EPS32, REPRODUCED, Bools, Floats, Ints
 from verl_gdpo.hooks.configuration import row_names, scorers_bounds, settings_of_run, sums_first
