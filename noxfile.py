@@ -17,7 +17,7 @@ import nox
 ROOT = Path(__file__).parent
 CPU_PINS = "requirements/cpu.txt"
 VLLM_PINS = "requirements/cpu_vllm.txt"
-BFCL_PINS = "verl_gdpo/evaluation/bfcl/requirements.txt"
+BFCL_PINS = "verl_gdpo/tools/evaluate/bfcl/requirements.txt"
 # torch for the CPU is the one package with two indexes, and only PyPI's brings the others
 WITHOUT_HASH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 

@@ -129,8 +129,8 @@ _AT_CONSTRUCTION = {
     },
 }
 
-# of `verl-gdpo check` and `hooks/merge.py`; no run calls them. What verl sets in a constructor
-# stands in the docstrings of our modules
+# of `verl-gdpo check` and `tools/evaluate/merge.py`; no run calls them. What verl sets in a
+# constructor stands in the docstrings of our modules
 _CALLED_BY_TOOLS = {
     "verl.model_merger.base_model_merger": [
         "ModelMergerConfig(operation,backend,local_dir,target_dir,hf_model_config_path)"

@@ -1,7 +1,7 @@
 """A policy whose answers are a function of what it is asked, in the place of a model."""
 
-from verl_gdpo.evaluation import Answer
-from verl_gdpo.evaluation.dialogues import Prompt
+from verl_gdpo.tools.evaluate.benchmark import Answer
+from verl_gdpo.tools.evaluate.dialogues import Prompt
 
 
 class ScriptedPolicy:

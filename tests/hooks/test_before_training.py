@@ -81,7 +81,7 @@ def package(monkeypatch, tmp_path):
         ("tasks/preparation/schema.py", False),
         ("tools/report/__init__.py", False),
         ("run/console.py", False),
-        ("evaluation/results.py", False),
+        ("tools/evaluate/results.py", False),
         ("terminal.py", False),
     ],
 )

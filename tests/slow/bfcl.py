@@ -8,10 +8,10 @@ from argparse import Namespace
 import bfcl_gold
 import pytest
 
-from verl_gdpo.evaluation import Answer
-from verl_gdpo.evaluation.bfcl import BENCHMARK, CATEGORIES, GROUPS, package, question
-from verl_gdpo.evaluation.dialogues import Dialogue, Record
-from verl_gdpo.evaluation.results import numbers, problems_of
+from verl_gdpo.tools.evaluate.benchmark import Answer
+from verl_gdpo.tools.evaluate.bfcl import BENCHMARK, CATEGORIES, GROUPS, package, question
+from verl_gdpo.tools.evaluate.dialogues import Dialogue, Record
+from verl_gdpo.tools.evaluate.results import numbers, problems_of
 
 WITH_GROUND_TRUTH = [
     one for one in (*GROUPS["non_live"], *GROUPS["live"]) if "relevance" not in one

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from verl_gdpo.evaluation import Answer
-from verl_gdpo.evaluation.bfcl import GROUPS, package, question
-from verl_gdpo.evaluation.bfcl.form import MAX_STEPS, Call
-from verl_gdpo.evaluation.dialogues import Dialogue, Record
 from verl_gdpo.tasks.tool_rl.form import render_answer
+from verl_gdpo.tools.evaluate.benchmark import Answer
+from verl_gdpo.tools.evaluate.bfcl import GROUPS, package, question
+from verl_gdpo.tools.evaluate.bfcl.form import MAX_STEPS, Call
+from verl_gdpo.tools.evaluate.dialogues import Dialogue, Record
 
 CATEGORIES = GROUPS["multi_turn"]
 DONE = render_answer("x", response_text="Done.")

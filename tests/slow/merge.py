@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_chat_model import make_chat_model
 
-from verl_gdpo.evaluation.policy import find_policy
+from verl_gdpo.tools.evaluate.policy import find_policy
 
 ENGINE = Path(__file__).parents[1] / "help" / "checkpoint_engine.py"
 LORA = ("model.lora_rank=4", "model.lora_alpha=8", "model.target_modules=all-linear")

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from verl_gdpo import tasks
-from verl_gdpo.evaluation.tasks import benchmark_of
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS, TaskError
 from verl_gdpo.tasks.preparation.parquet import _code, parquet_rows
 from verl_gdpo.tools import data, evaluate
+from verl_gdpo.tools.evaluate.tasks import benchmark_of
 
 ECHO = '''
 """A scorer."""
@@ -183,7 +183,7 @@ def test_an_error_in_the_module_of_its_rows_names_the_distribution(site, capsys)
 
 
 def test_it_is_evaluated(echo):
-    """As tool_rl and gsm8k are, which say as little of their columns: evaluation/test_tasks.py."""
+    """As tool_rl and gsm8k are, which say as little of their columns."""
     benchmark = benchmark_of(TASKS["echo"])
     assert (benchmark.name, benchmark.summary) == ("echo", "correct, short") and benchmark.percent
     assert [column.name for column in benchmark.columns([])] == ["correct", "short"]

@@ -20,10 +20,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from verl_gdpo.algorithm.samples import ERROR_KEY, BatchRows, RowKey, value_or_error
-from verl_gdpo.hooks.verl_questions import make_reward_manager, one_rollout
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import message_of
 from verl_gdpo.tools.check.data_files import DataRow, Responses
+from verl_gdpo.tools.check.verl_questions import make_reward_manager, one_rollout
 
 FIRST_STEP = 1  # verl counts its training steps from 1
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections

@@ -21,7 +21,6 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats
-from verl_gdpo.hooks import verl_questions
 from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.configuration import paid_failures, settings_of_run, sums_first
@@ -37,7 +36,7 @@ from verl_gdpo.hooks.reward_functions import reward_functions
 from verl_gdpo.hooks.unread_keys import find_unread_keys
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
-from verl_gdpo.tools.check import Output, data_files, machine, rules
+from verl_gdpo.tools.check import Output, data_files, machine, rules, verl_questions
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
 

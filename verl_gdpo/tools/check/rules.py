@@ -2,7 +2,7 @@
 
 verl refuses much of it late: after the model was loaded, or at the first step. The rules are those
 of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`, and the names that
-`hooks/verl_questions.py` looks up.
+`verl_questions.py` looks up.
 """
 
 import re
@@ -14,8 +14,8 @@ from typing import Any
 from omegaconf import ListConfig, OmegaConf, open_dict
 
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
-from verl_gdpo.hooks import configuration, verl_questions
-from verl_gdpo.tools.check import message_of
+from verl_gdpo.hooks import configuration
+from verl_gdpo.tools.check import message_of, verl_questions
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOWEST: dict[str, float] = dict.fromkeys(  # of what has to be a number

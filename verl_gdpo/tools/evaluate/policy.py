@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from verl_gdpo.run.checkpoints import FSDP, TRACKER, model_fault, newest_checkpoint, step_of
 from verl_gdpo.run.folder import read_config
 
-MERGE = "verl_gdpo.hooks.merge"  # runs in a process of its own, which imports verl
+MERGE = "verl_gdpo.tools.evaluate.merge"  # runs in a process of its own, which imports verl
 MERGED, MADE_FROM = "merged", "merged_from.json"
 EXPECTED = (
     "expected a run's folder, a checkpoint of verl (global_step_N), or the folder of a Hugging "

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from verl_gdpo.evaluation import Messages
 from verl_gdpo.tasks.tool_rl import score as tool_rl
 from verl_gdpo.tasks.tool_rl.form import (
     NAME_KEY,
@@ -23,6 +22,7 @@ from verl_gdpo.tasks.tool_rl.form import (
     TOOL_CALL_OPEN,
     render_answer,
 )
+from verl_gdpo.tools.evaluate.benchmark import Messages
 
 Tool = Mapping[str, Any]  # {"name": ..., "description": ..., "parameters": {"properties": ...}}
 

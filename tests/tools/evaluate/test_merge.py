@@ -10,9 +10,9 @@ from shards import save_shards
 from tiny_chat_model import make_chat_model
 from transformers import AutoModelForCausalLM
 
-from verl_gdpo.evaluation.policy import find_policy
-from verl_gdpo.hooks import merge as merging
-from verl_gdpo.hooks.merge import merge
+from verl_gdpo.tools.evaluate import merge as merging
+from verl_gdpo.tools.evaluate.merge import merge
+from verl_gdpo.tools.evaluate.policy import find_policy
 
 IDS = torch.arange(40)[None]
 

@@ -5,10 +5,11 @@ import json
 import bfcl_gold
 import pytest
 
-from verl_gdpo.evaluation import Answer, bfcl
-from verl_gdpo.evaluation.bfcl import form, question
-from verl_gdpo.evaluation.dialogues import Dialogue, Record
 from verl_gdpo.tasks.tool_rl.form import render_answer
+from verl_gdpo.tools.evaluate import bfcl
+from verl_gdpo.tools.evaluate.benchmark import Answer
+from verl_gdpo.tools.evaluate.bfcl import form, question
+from verl_gdpo.tools.evaluate.dialogues import Dialogue, Record
 
 
 def document(name):

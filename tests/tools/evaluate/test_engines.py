@@ -6,7 +6,13 @@ import torch
 from tiny_chat_model import make_chat_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_gdpo.evaluation.engines import BATCH_TOKENS, Tokens, batches, choose_engine, load_engine
+from verl_gdpo.tools.evaluate.engines import (
+    BATCH_TOKENS,
+    Tokens,
+    batches,
+    choose_engine,
+    load_engine,
+)
 
 TEXTS = ["a", "Weather in Oslo?", "b" * 60, "Two words", "ü" * 9, "x " * 30, "1 + 1 =", "Lima"]
 

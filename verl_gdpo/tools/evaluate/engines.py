@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_gdpo.cpu.sampler import Completion, Request, SamplingParams, end_ids, sample
-from verl_gdpo.evaluation import Answer, Messages
-from verl_gdpo.evaluation.dialogues import AnswerEngine, Prompt
+from verl_gdpo.tools.evaluate.benchmark import Answer, Messages
+from verl_gdpo.tools.evaluate.dialogues import AnswerEngine, Prompt
 
 BATCH_TOKENS = 32_768  # that a batch of transformers may hold: its prompts and their answers
 

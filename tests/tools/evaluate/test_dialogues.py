@@ -4,9 +4,10 @@ import threading
 import pytest
 from scripted_policy import ScriptedPolicy
 
-from verl_gdpo.evaluation import Outcome, Question, dialogues
-from verl_gdpo.evaluation.dialogues import play, start_all
-from verl_gdpo.evaluation.results import problems_of
+from verl_gdpo.tools.evaluate import dialogues
+from verl_gdpo.tools.evaluate.benchmark import Outcome, Question
+from verl_gdpo.tools.evaluate.dialogues import play, start_all
+from verl_gdpo.tools.evaluate.results import problems_of
 
 
 def counting(turns):

@@ -10,8 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 from saved_checkpoint import write_archive
 
-from verl_gdpo.evaluation import policy as policies
-from verl_gdpo.evaluation.policy import choose_dtype, find_policy
+from verl_gdpo.tools.evaluate import policy as policies
+from verl_gdpo.tools.evaluate.policy import choose_dtype, find_policy
 
 SHARD = "model_world_size_1_rank_0.pt"
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from verl_gdpo.evaluation import results
-from verl_gdpo.evaluation.bfcl import BENCHMARK, CATEGORIES, GROUPS, package
+from verl_gdpo.tools.evaluate import results
+from verl_gdpo.tools.evaluate.bfcl import BENCHMARK, CATEGORIES, GROUPS, package
 
 # a share of right answers for each category, with the number of questions of the package
 SHARES = {category: (10 * k, 100) for k, category in enumerate(GROUPS["non_live"])}

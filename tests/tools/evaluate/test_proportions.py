@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from verl_gdpo.evaluation.proportions import paired_difference, weighted_sum, wilson
+from verl_gdpo.tools.evaluate.proportions import paired_difference, weighted_sum, wilson
 
 
 def pairs(both, only_first, only_second, neither):

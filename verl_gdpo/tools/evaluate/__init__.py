@@ -13,14 +13,15 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from verl_gdpo.evaluation import Benchmark, bfcl, tasks
-from verl_gdpo.evaluation.dialogues import play, start_all
-from verl_gdpo.evaluation.policy import choose_dtype, find_policy
-from verl_gdpo.evaluation.results import compare, table, write
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
 from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.loading import whole_number
 from verl_gdpo.terminal import printable
+from verl_gdpo.tools.evaluate import bfcl, tasks
+from verl_gdpo.tools.evaluate.benchmark import Benchmark
+from verl_gdpo.tools.evaluate.dialogues import play, start_all
+from verl_gdpo.tools.evaluate.policy import choose_dtype, find_policy
+from verl_gdpo.tools.evaluate.results import compare, table, write
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +50,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
         DataError, ValueError, OSError: the policy, the data or the folder cannot be used.
     """
     # imports torch and transformers, for which `--help` and `--compare` need not wait
-    from verl_gdpo.evaluation import engines
+    from verl_gdpo.tools.evaluate import engines
 
     policy = find_policy(arguments.policy, arguments.step, trust=arguments.trust)
     arguments.of_config, arguments.step = policy.of_config, policy.step

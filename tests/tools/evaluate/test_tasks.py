@@ -8,16 +8,16 @@ import pytest
 from omegaconf import OmegaConf
 from tool_rows import tool_row
 
-from verl_gdpo.evaluation import Answer
-from verl_gdpo.evaluation.dialogues import Record, start_all
-from verl_gdpo.evaluation.policy import Policy
-from verl_gdpo.evaluation.results import numbers, problems_of
-from verl_gdpo.evaluation.tasks import benchmark_of, questions
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.coding.problem import Problem, good_response
 from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.parquet import write_parquets
 from verl_gdpo.tasks.preparation.sources import make_row
+from verl_gdpo.tools.evaluate.benchmark import Answer
+from verl_gdpo.tools.evaluate.dialogues import Record, start_all
+from verl_gdpo.tools.evaluate.policy import Policy
+from verl_gdpo.tools.evaluate.results import numbers, problems_of
+from verl_gdpo.tools.evaluate.tasks import benchmark_of, questions
 
 BENCH = {name: benchmark_of(task) for name, task in TASKS.items()}
 

@@ -1,6 +1,6 @@
 """Merges a checkpoint of verl's FSDP engine into a Hugging Face folder, in the precision it has.
 
-python -m verl_gdpo.hooks.merge CHECKPOINT TARGET [--trust]
+python -m verl_gdpo.tools.evaluate.merge CHECKPOINT TARGET [--trust]
 
 CHECKPOINT is a folder `global_step_N/actor`. `verl-gdpo evaluate` starts this in a process of its
 own, because the shards and the merged weights are in memory together.
@@ -134,7 +134,9 @@ def _compare(target: Path, dtype: torch.dtype) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("verl_gdpo.hooks.merge", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        "verl_gdpo.tools.evaluate.merge", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="global_step_N/actor")
     parser.add_argument("target", metavar="TARGET", type=Path, help="a new folder")
     parser.add_argument("--trust", action="store_true", help="run code that the shards name")

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.evaluation import Benchmark, ScoreColumn, Scores
-from verl_gdpo.evaluation.dialogues import Dialogue
-from verl_gdpo.evaluation.proportions import Estimate, paired_difference, weighted_sum, wilson
 from verl_gdpo.terminal import printable, render
+from verl_gdpo.tools.evaluate.benchmark import Benchmark, ScoreColumn, Scores
+from verl_gdpo.tools.evaluate.dialogues import Dialogue
+from verl_gdpo.tools.evaluate.proportions import Estimate, paired_difference, weighted_sum, wilson
 
 Floats = npt.NDArray[np.float64]
 

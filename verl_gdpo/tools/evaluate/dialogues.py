@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from verl_gdpo.evaluation import Answer, Messages, Outcome, Question
+from verl_gdpo.tools.evaluate.benchmark import Answer, Messages, Outcome, Question
 
 SECONDS_BETWEEN_LINES = 20.0
 

@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from verl_gdpo.evaluation.bfcl.form import Call, calls, is_correct_format, prompt, without_thought
+from verl_gdpo.tools.evaluate.bfcl.form import (
+    Call,
+    calls,
+    is_correct_format,
+    prompt,
+    without_thought,
+)
 
 F, G = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {}}'
 TOOL = {

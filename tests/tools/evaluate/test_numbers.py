@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from verl_gdpo.evaluation import ScoreColumn
-from verl_gdpo.evaluation.results import QuestionScores, _shown, numbers
+from verl_gdpo.tools.evaluate.benchmark import ScoreColumn
+from verl_gdpo.tools.evaluate.results import QuestionScores, _shown, numbers
 
 
 def problems(category, *values):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_gdpo.evaluation.bfcl import package
+from verl_gdpo.tools.evaluate.bfcl import package
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from verl_gdpo.evaluation import (
+from verl_gdpo.tools.evaluate.benchmark import (
     Benchmark,
     Episode,
     Messages,
@@ -20,7 +20,7 @@ from verl_gdpo.evaluation import (
     Scores,
     ask_once,
 )
-from verl_gdpo.evaluation.bfcl import form, package
+from verl_gdpo.tools.evaluate.bfcl import form, package
 
 FORMS = ("simple", "multiple", "parallel", "parallel_multiple")
 DIALOGUES = ("base", "miss_func", "miss_param", "long_context")

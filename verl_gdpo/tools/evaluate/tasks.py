@@ -13,12 +13,12 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.evaluation import Benchmark, Question, ScoreColumn, Scores, ask_once
 from verl_gdpo.tasks import Task, options_for, options_of
 from verl_gdpo.tasks.preparation.local_files import read_rows
 from verl_gdpo.tasks.preparation.parquet import parquet_rows
 from verl_gdpo.tasks.preparation.schema import checked
 from verl_gdpo.tasks.preparation.sources import WEAK, sources_of
+from verl_gdpo.tools.evaluate.benchmark import Benchmark, Question, ScoreColumn, Scores, ask_once
 
 # {column: function of the rewards}, which is None where a reward does not apply to the row
 Shown = Mapping[str, Callable[[Mapping[str, Any]], float | None]]
