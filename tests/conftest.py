@@ -1,5 +1,6 @@
 """Which tests may run at the same time, what they share, and what makes many of them faster."""
 
+import asyncio
 import gc
 import os
 import sys
@@ -38,7 +39,7 @@ SHARED = {
         "repository/test_adding_a_task.py",
         "hooks/test_rollout_guard.py",
         "hooks/test_before_training.py",
-        "hooks/test_limits.py",
+        "scoring/test_limits.py",
         "hostile/",
     ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),
@@ -116,3 +117,14 @@ def ray_session():
 def run_forked(tmp_path):
     """(code, environment) -> the completed process that has run the code."""
     return lambda code, environment: run_code(code, environment, tmp_path)
+
+
+@pytest.fixture
+def event_loop():
+    """For a reward manager, which takes the loop of its thread."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    asyncio.set_event_loop(None)

@@ -6,7 +6,7 @@ import importlib
 import pytest
 from repository import REPO
 
-FILES = [REPO / "verl_gdpo" / name for name in ("trl_rewards.py", "hooks/reward_functions.py")]
+FILES = [REPO / "verl_gdpo" / name for name in ("trl_rewards.py", "scoring/reward_functions.py")]
 FILES += [f for room in ("algorithm", "tasks") for f in (REPO / "verl_gdpo" / room).rglob("*.py")]
 WITH_EXAMPLE = [file for file in sorted(FILES) if ">>> " in file.read_text()]
 MODULES = [".".join(file.relative_to(REPO).with_suffix("").parts) for file in WITH_EXAMPLE]

@@ -70,7 +70,8 @@ def package(monkeypatch, tmp_path):
     ("file", "is_noticed"),
     [
         ("plugin.py", True),
-        ("reward_file.py", True),
+        ("scoring/reward_file.py", True),
+        ("scoring/lengths.py", True),
         ("algorithm/zero.py", True),
         ("hooks/reward_manager.py", True),
         ("tasks/__init__.py", True),

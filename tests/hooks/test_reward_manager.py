@@ -32,10 +32,10 @@ from verl_batch import verl_config
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.hooks import scorer_calls, threads
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
-from verl_gdpo.hooks.scorer_calls import SlowScoring
+from verl_gdpo.scoring import scorer_calls, threads
+from verl_gdpo.scoring.scorer_calls import SlowScoring
 from verl_gdpo.tasks import TASKS, sandbox
 
 pytestmark = pytest.mark.usefixtures("event_loop")

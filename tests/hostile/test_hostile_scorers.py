@@ -120,7 +120,7 @@ def slow(stage):
 
     def set_limits(first, poll):
         def change(worker):
-            from verl_gdpo.hooks import scorer_calls
+            from verl_gdpo.scoring import scorer_calls
 
             before = scorer_calls.FIRST_SECONDS, scorer_calls.POLL_SECONDS
             scorer_calls.FIRST_SECONDS, scorer_calls.POLL_SECONDS = first, poll

@@ -19,8 +19,8 @@ from examples.demonstration import inputs, results, rewards
 from examples.demonstration.settings import SETTINGS
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.hooks.function_list import algorithm_of
 from verl_gdpo.run.dump_reader import DUMP_KEYS, VERL_KEYS
+from verl_gdpo.scoring.function_list import algorithm_of
 from verl_gdpo.tasks.constraints.score import TASK
 from verl_gdpo.tools.advice import Evidence, describe
 from workshop.experiments import demonstration

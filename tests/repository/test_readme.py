@@ -23,9 +23,9 @@ from verl_gdpo.algorithm.settings import (
     RewardTerm,
 )
 from verl_gdpo.algorithm.variants import VARIANTS
-from verl_gdpo.hooks.function_list import check_entry, entries_of, options_of_entry
-from verl_gdpo.hooks.judge import Judge
-from verl_gdpo.hooks.limits import KEYS as LIMITS
+from verl_gdpo.scoring.function_list import check_entry, entries_of, options_of_entry
+from verl_gdpo.scoring.judge import Judge
+from verl_gdpo.scoring.limits import KEYS as LIMITS
 
 LINKS = [
     (page, target, anchor)

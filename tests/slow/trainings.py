@@ -21,7 +21,7 @@ from small_trainings import REWARD_FILE, check_error, overrides
 from start_verl import run_verl
 from varied_reward import PATTERNS, letters_alone, service_fails
 
-from verl_gdpo.tasks.lengths import smooth
+from verl_gdpo.scoring.lengths import smooth
 from verl_gdpo.tasks.tool_rl import score as tool_rl
 
 
@@ -138,7 +138,7 @@ def test_functions_from_three_places_of_which_one_is_a_judge(assets, tmp_path):
         entries = {
             "tool": {"task": "tool_rl", "weight": "{format: 1.0, correctness: 1.0}"},
             "letters": {"path": REWARD_FILE, "name": "letters_alone"},
-            "brief": {"path": "pkg://verl_gdpo.tasks.lengths", "name": "smooth", "limit": 8},
+            "brief": {"path": "pkg://verl_gdpo.scoring.lengths", "name": "smooth", "limit": 8},
             "q": {
                 **{"judge": stub.address, "model": "m", "template": tmp_path / "template.txt"},
                 **{"rewards": "{clear: [0, 10], right: [0, 1]}", "on_error": "missing"},

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.extend import Function, attach, record_of
-from verl_gdpo.hooks.function_list import KEY, OF_GROUP
+from verl_gdpo.scoring.function_list import KEY, OF_GROUP
 
 # in the `extra_info` of a reward function
 TOOL_SECONDS, IS_VALIDATION = "tool_seconds", "is_validation"

@@ -27,7 +27,7 @@ import verl_gdpo
 OURS = "verl_gdpo.hooks.reward_manager"  # the module of our manager
 # What scores and what trains has to be the same on all nodes: paths in this package. Tools, charts
 # and pages may differ.
-COMPARED = ("__init__.py", "plugin.py", "reward_file.py", "algorithm", "hooks", "tasks")
+COMPARED = ("__init__.py", "plugin.py", "algorithm", "scoring", "hooks", "tasks")
 # {part: a module of it}, for parts that a run uses if this process has loaded the module
 COMPARED_IF_LOADED = {"cpu": "verl_gdpo.cpu.device"}
 DATA_PREPARATION = ("tasks/preparation/*", "tasks/*/rows.py")  # it is done before a run starts

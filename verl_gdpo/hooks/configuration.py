@@ -13,8 +13,8 @@ from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_sett
 from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
-from verl_gdpo.hooks.function_list import KEY as FUNCTIONS
-from verl_gdpo.hooks.function_list import (
+from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
+from verl_gdpo.scoring.function_list import (
     algorithm_of,
     ask_for_names,
     check_configured,

@@ -1,4 +1,4 @@
-"""Loads `reward.custom_reward_function` as `verl_gdpo/reward_file.py` does, in a run with gdpo.
+"""Loads `reward.custom_reward_function` as `scoring/reward_file.py` does, in a run with gdpo.
 
 Relies on verl 0.9: `get_custom_reward_fn(config)` in `verl.trainer.ppo.reward` loads the file
 before the reward manager is made, takes pkg://MODULE for a module that is imported, and adds the
@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.gates import names_gdpo
-from verl_gdpo.hooks.reward_functions import module_with
-from verl_gdpo.reward_file import PACKAGE_PREFIX
+from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX
+from verl_gdpo.scoring.reward_functions import module_with
 
 KEY = "reward.custom_reward_function"
 

@@ -38,11 +38,11 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
-from verl_gdpo.hooks.function_list import OF_GROUP, algorithm_of, is_limited
 from verl_gdpo.hooks.gates import raise_refusals
-from verl_gdpo.hooks.limits import Limiter, check_limits
-from verl_gdpo.hooks.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
-from verl_gdpo.hooks.scorer_calls import (
+from verl_gdpo.scoring.function_list import OF_GROUP, algorithm_of, is_limited
+from verl_gdpo.scoring.limits import Limiter, check_limits
+from verl_gdpo.scoring.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
+from verl_gdpo.scoring.scorer_calls import (
     NoAnswerError,
     Rows,
     SlowScoring,
@@ -52,7 +52,7 @@ from verl_gdpo.hooks.scorer_calls import (
     in_own_task,
     label_of,
 )
-from verl_gdpo.hooks.threads import ReservedThread, Threads
+from verl_gdpo.scoring.threads import ReservedThread, Threads
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
 logger = logging.getLogger(__name__)

@@ -48,7 +48,6 @@ from verl_gdpo.hooks.configuration import (
     warn_once,
 )
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
-from verl_gdpo.hooks.function_list import check_sources
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
 from verl_gdpo.hooks.resumed import check_before_load
@@ -59,6 +58,7 @@ from verl_gdpo.hooks.rollout_guard import (
     rollout_actors,
 )
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
+from verl_gdpo.scoring.function_list import check_sources
 from verl_gdpo.tasks import check_ground_truths
 
 logger = logging.getLogger(__name__)

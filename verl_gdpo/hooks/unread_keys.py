@@ -26,8 +26,9 @@ from typing import Any
 import verl
 from omegaconf import OmegaConf
 
-from verl_gdpo.hooks import function_list, limits, verl_keys
+from verl_gdpo.hooks import verl_keys
 from verl_gdpo.run import end_conditions, resume
+from verl_gdpo.scoring import function_list, limits
 
 VERL_VERSION: str = verl.__version__
 OWN = "own_keys"

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.algorithm.samples import BatchRows, RowKey, is_number
-from verl_gdpo.reward_file import PACKAGE_PREFIX, load
+from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX, load
 from verl_gdpo.tasks import TASKS
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"

@@ -26,7 +26,7 @@ from verl_gdpo.algorithm.statistics import (
     within_groups,
 )
 from verl_gdpo.algorithm.zero import SAME_SHARE, SOLVED, Bools, Floats, or_0
-from verl_gdpo.hooks.function_list import KEY, entries_of
+from verl_gdpo.scoring.function_list import KEY, entries_of
 from verl_gdpo.terminal import printable, render, wrapped
 
 TITLE = "What would GDPO change?"

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from typing import Any
 
-from verl_gdpo.hooks.judge import Judge
-from verl_gdpo.hooks.limits import Limiter, Limits
+from verl_gdpo.scoring.judge import Judge
+from verl_gdpo.scoring.limits import Limiter, Limits
 
 JUDGEMENTS, AT_ONCE, SERVICE_SECONDS = 8192, 64, 2.0
 PEERS = 1024  # requests of the SDK alone, after as many that are not counted

@@ -24,7 +24,8 @@ from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.configuration import paid_failures, settings_of_run, sums_first
-from verl_gdpo.hooks.function_list import (
+from verl_gdpo.hooks.unread_keys import find_unread_keys
+from verl_gdpo.scoring.function_list import (
     KEY,
     check_sources,
     entries_of,
@@ -32,8 +33,7 @@ from verl_gdpo.hooks.function_list import (
     owner_of,
     silence,
 )
-from verl_gdpo.hooks.reward_functions import reward_functions
-from verl_gdpo.hooks.unread_keys import find_unread_keys
+from verl_gdpo.scoring.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import Output, data_files, machine, rules, verl_questions

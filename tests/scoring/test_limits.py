@@ -17,7 +17,8 @@ from reward_rows import Tokenizer, row_of
 from simulated_loop import simulate
 from verl.experimental.reward_loop.reward_manager import limited
 
-from verl_gdpo.hooks.limits import (
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.scoring.limits import (
     KEYS,
     AllStuckError,
     Counter,
@@ -26,8 +27,7 @@ from verl_gdpo.hooks.limits import (
     Places,
     check_limits,
 )
-from verl_gdpo.hooks.reward_manager import GdpoRewardManager
-from verl_gdpo.hooks.scorer_calls import NoAnswerError
+from verl_gdpo.scoring.scorer_calls import NoAnswerError
 
 
 def begins(limits, count, seconds=0.0):

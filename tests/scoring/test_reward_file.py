@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from verl_gdpo import reward_file
-from verl_gdpo.reward_file import load
+from verl_gdpo.scoring import reward_file
+from verl_gdpo.scoring.reward_file import load
 
 FILE = """
 from __future__ import annotations
@@ -38,7 +38,7 @@ RUN = """
 import json
 import sys
 
-from verl_gdpo.reward_file import load
+from verl_gdpo.scoring.reward_file import load
 
 if __name__ == "__main__":
     path, *methods = sys.argv[1:]
@@ -65,7 +65,7 @@ def written(path, text):
 
 def private_name(path):
     quoted = str(path).replace("/", "%2F").replace(".", "%2E")
-    return f"verl_gdpo.reward_file.{quoted}"
+    return f"verl_gdpo.scoring.reward_file.{quoted}"
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_nothing_that_has_the_name_is_replaced(folder, monkeypatch, name):
 
 
 def test_a_module_of_a_package_is_imported():
-    assert load("pkg://verl_gdpo/tasks/lengths") is load("pkg://verl_gdpo.tasks.lengths")
-    assert load("pkg://verl_gdpo.tasks.lengths") is sys.modules["verl_gdpo.tasks.lengths"]
+    assert load("pkg://verl_gdpo/scoring/lengths") is load("pkg://verl_gdpo.scoring.lengths")
+    assert load("pkg://verl_gdpo.scoring.lengths") is sys.modules["verl_gdpo.scoring.lengths"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,10 @@ def test_ray_sends_what_the_file_defines_with_its_code(folder):
 
 def test_the_loader_is_light():
     """A spawned child may import it for a private name."""
-    code = "import sys, verl_gdpo.reward_file; print({'numpy', 'torch', 'verl'} & {*sys.modules})"
+    code = (
+        "import sys, verl_gdpo.scoring.reward_file\n"
+        "print({'numpy', 'torch', 'verl'} & {*sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n", done.stderr
     assert reward_file.__path__ == []

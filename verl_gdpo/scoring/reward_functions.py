@@ -26,7 +26,7 @@ from verl_gdpo.algorithm.samples import (
 )
 from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.algorithm.zero import is_the_sum
-from verl_gdpo.hooks.function_list import (
+from verl_gdpo.scoring.function_list import (
     JOINT,
     KEY,
     NUMBER,
@@ -41,10 +41,10 @@ from verl_gdpo.hooks.function_list import (
     rewards_of_run,
     task_of_entry,
 )
-from verl_gdpo.hooks.judge import Judge
-from verl_gdpo.hooks.limits import AllStuckError
-from verl_gdpo.hooks.own_copy import own_copy
-from verl_gdpo.reward_file import load
+from verl_gdpo.scoring.judge import Judge
+from verl_gdpo.scoring.limits import AllStuckError
+from verl_gdpo.scoring.own_copy import own_copy
+from verl_gdpo.scoring.reward_file import load
 
 logger = logging.getLogger(__name__)
 

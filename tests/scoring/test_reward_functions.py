@@ -22,17 +22,17 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
-from verl_gdpo.hooks.function_list import (
+from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.hooks.step import AdvantageStep
+from verl_gdpo.scoring.function_list import (
     OF_GROUP,
     algorithm_of,
     check_sources,
     refuse_without_v1,
     silence,
 )
-from verl_gdpo.hooks.own_copy import own_copy
-from verl_gdpo.hooks.reward_manager import GdpoRewardManager
-from verl_gdpo.hooks.step import AdvantageStep
-from verl_gdpo.tasks.lengths import smooth
+from verl_gdpo.scoring.lengths import smooth
+from verl_gdpo.scoring.own_copy import own_copy
 
 SETTINGS = REPO / "docs" / "settings.md"
 FILE = """
@@ -298,7 +298,7 @@ def test_a_single_function_beside_the_list_is_refused(file):
 
 
 def test_rewards_of_length_and_time(file):
-    path = "pkg://verl_gdpo.tasks.lengths"
+    path = "pkg://verl_gdpo.scoring.lengths"
     entries = {
         "most": {"path": path, "name": "at_most", "limit": 9},  # the response has 9 tokens
         "less": {"path": path, "name": "at_most", "limit": 8},

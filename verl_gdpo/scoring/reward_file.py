@@ -9,9 +9,9 @@ Here, the file's folder joins the end of `sys.path`, and the file is imported by
 spawned gets `sys.path`, and imports the module by the same name.
 
 Where `import my_rewards` gives something else, the module has a private name below this module,
-with the file's path in it: `verl_gdpo.reward_file.%2Fhome%2Fme%2Fmy_rewards%2Epy`. A spawned child
-imports this module before, which puts `PrivateNames` into its `sys.meta_path`. From the name alone,
-this finds the file.
+with the file's path in it: `verl_gdpo.scoring.reward_file.%2Fhome%2Fme%2Fmy_rewards%2Epy`. A
+spawned child imports this module before, which puts `PrivateNames` into its `sys.meta_path`. From
+the name alone, this finds the file.
 """
 
 import importlib

@@ -12,8 +12,8 @@ from reward_rows import Tokenizer, row_of
 from run_config import listed
 
 from verl_gdpo.algorithm.samples import NOTES_KEY
-from verl_gdpo.hooks import threads
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
+from verl_gdpo.scoring import threads
 
 HANGING = """
 import asyncio
@@ -224,7 +224,7 @@ def test_threads_end_with_their_manager(run):
 
 EXIT = """
 import asyncio, threading
-from verl_gdpo.hooks.threads import Threads
+from verl_gdpo.scoring.threads import Threads
 
 async def run():
     thread = await Threads("s").reserve()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from verl_gdpo.hooks.limits import Places
+from verl_gdpo.scoring.limits import Places
 
 logger = logging.getLogger(__name__)
 

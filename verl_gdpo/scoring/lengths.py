@@ -1,6 +1,6 @@
 """Rewards of length and time, for the list `reward.reward_functions`; none of them is negative.
 
-    +reward.reward_functions.short.path=pkg://verl_gdpo.tasks.lengths
+    +reward.reward_functions.short.path=pkg://verl_gdpo.scoring.lengths
     +reward.reward_functions.short.name=smooth +reward.reward_functions.short.limit=400
 
 Lengths are tokens of the response, times are the seconds that a rollout waited for its tools. Where

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from verl_gdpo.hooks.function_list import KEY as FUNCTIONS
-from verl_gdpo.hooks.function_list import limited_functions
-from verl_gdpo.hooks.scorer_calls import NoAnswerError, answer_of, in_own_task
+from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
+from verl_gdpo.scoring.function_list import limited_functions
+from verl_gdpo.scoring.scorer_calls import NoAnswerError, answer_of, in_own_task
 
 T = TypeVar("T")
 
