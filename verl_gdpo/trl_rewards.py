@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from verl_gdpo.algorithm.samples import value_or_error
+from verl_gdpo.algorithm.values import value_or_error
 from verl_gdpo.tasks import Task, options_of
 
 # data source, response, ground truth (unchecked), response tokens, training step

@@ -9,9 +9,10 @@ from pages import PAGES, rows_after
 
 from verl_gdpo.algorithm.conditions import paid_by_bounds, paid_in_batch
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.rubrics import criteria_of
-from verl_gdpo.algorithm.samples import RUBRIC_KEY, BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import RUBRIC_KEY
 
 WHEN = {"reward": "right", "at_least": 1}
 # right and short, right but long, wrong, wrong

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_gdpo.algorithm.group_filter import classify_groups
-from verl_gdpo.algorithm.samples import BatchRows
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 
 

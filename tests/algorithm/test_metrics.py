@@ -16,7 +16,7 @@ from metrics_of_batch import EXACT, GROUPS, LENGTHS, REWARDS, matrix, of_batch
 from repository import REPO
 
 from verl_gdpo.algorithm import metrics
-from verl_gdpo.algorithm.dropped import drop_failed
+from verl_gdpo.algorithm.failed_samples import drop_failed
 from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.algorithm.metrics import (
     MOST_SOURCES,
@@ -24,7 +24,7 @@ from verl_gdpo.algorithm.metrics import (
     scoring_metrics,
     settings_of_advantage,
 )
-from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import (
     advantages_without_eps,
@@ -34,6 +34,7 @@ from verl_gdpo.algorithm.statistics import (
     tied_pairs,
     why_mean_is_not_0,
 )
+from verl_gdpo.algorithm.values import NOTES_KEY
 
 PAGE = REPO / "docs" / "metrics.md"
 

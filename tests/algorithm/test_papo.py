@@ -12,7 +12,7 @@ from repository import REPO
 
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import BatchRows
+from verl_gdpo.algorithm.rows import BatchRows
 
 (BLOCK,) = re.findall(
     r"<!-- read by tests/algorithm/test_papo.py -->\n```yaml\n(.*?)```",

@@ -11,9 +11,10 @@ from verl_gdpo.algorithm.equation import compute_gdpo_scalars
 from verl_gdpo.algorithm.group_filter import classify_groups
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.metrics import batch_metrics
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.rubrics import check_rubrics, criteria_of
-from verl_gdpo.algorithm.samples import RUBRIC_KEY, BatchRows, RewardError, as_json
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import RUBRIC_KEY, RewardError, as_json
 
 KEY = f"{RUBRIC_KEY}q"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.algorithm.samples import (
+from verl_gdpo.algorithm.values import (
     LONGEST,
     as_json,
     as_numbers_or_text,

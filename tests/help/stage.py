@@ -37,7 +37,7 @@ from verl.utils import hf_tokenizer
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl_batch import verl_config
 
-from verl_gdpo.algorithm.samples import ERROR_KEY
+from verl_gdpo.algorithm.values import ERROR_KEY
 
 SETTINGS = {
     "actor_rollout_ref.rollout.name": "hf",

@@ -33,7 +33,7 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls
 from verl_batch import verl_config
 
-from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, RESERVED_NAMES, RewardError
+from verl_gdpo.algorithm.values import AGENT_SCORE_KEY, RESERVED_NAMES, RewardError
 from verl_gdpo.hooks import agent_loop, legacy
 from verl_gdpo.hooks.rollout_guard import RolloutError
 

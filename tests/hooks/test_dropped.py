@@ -8,7 +8,7 @@ from v1_step import dump, ours, step_of
 from verl.trainer.ppo.core_algos import agg_loss
 from verl_batch import verl_config
 
-from verl_gdpo.algorithm.samples import DROPPED, NOTES_KEY, RewardError
+from verl_gdpo.algorithm.values import DROPPED, NOTES_KEY, RewardError
 from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.extend import record_of

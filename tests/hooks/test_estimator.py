@@ -9,7 +9,7 @@ import torch
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
-from verl_gdpo.algorithm.samples import BatchRows
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.variants import sa_mrpo
 from verl_gdpo.hooks.step import AdvantageStep, compute_gdpo

@@ -24,7 +24,7 @@ from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.reward import extract_reward
 from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.extend import attach, record_of
 from verl_gdpo.hooks.legacy import leave_out_none

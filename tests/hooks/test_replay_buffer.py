@@ -12,8 +12,8 @@ from replay_buffers import made_buffer
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY, ERROR_KEY, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import AGENT_SCORE_KEY, ERROR_KEY, RewardError
 from verl_gdpo.hooks import replay_buffer
 from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.hooks.replay_buffer import fetch_rows, select_prompts

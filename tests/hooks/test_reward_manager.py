@@ -30,8 +30,9 @@ from verl.utils.reward_score import default_compute_score
 from verl_batch import verl_config
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import ERROR_KEY, NOTES_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring import scorer_calls, threads

@@ -15,8 +15,8 @@ from replay_buffers import made_buffer
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import ERROR_KEY, RewardError
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import ERROR_KEY, RewardError
 from verl_gdpo.hooks import replay_buffer, rollout_guard
 from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.rollout_guard import (

@@ -12,7 +12,7 @@ from reward_rows import Tokenizer, scored
 from v1_step import dump, ours, step_of
 from verl_batch import verl_config
 
-from verl_gdpo.algorithm.samples import RUBRIC_KEY, RewardError
+from verl_gdpo.algorithm.values import RUBRIC_KEY, RewardError
 from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from verl_gdpo.algorithm.samples import BatchRows, RewardError
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
+from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.hooks import configuration
 from verl_gdpo.hooks import step as step_module
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step

@@ -21,8 +21,9 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch
 
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import BatchRows, RewardError
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.algorithm.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from verl_gdpo.hooks import trainer as trainer_hooks
 from verl_gdpo.hooks.before_training import check_reward_workers

@@ -8,7 +8,7 @@ import pytest
 from scripted import Scored
 from stage import oracle_of
 
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.values import RewardError
 
 FILE = """
 import asyncio

@@ -7,7 +7,7 @@ import pytest
 from scripted import Scored
 from stage import oracle_of
 
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.hooks.rollout_guard import RolloutError
 
 A, B, C = {"a": 0.0, "b": 3.0}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": -1.0}

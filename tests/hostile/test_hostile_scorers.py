@@ -16,7 +16,7 @@ import torch
 from stage import limit, oracle_of
 from verl import DataProto
 
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.values import RewardError
 
 A, B, C = {"a": 0, "b": 3}, {"a": 1, "b": 1}, {"a": 2, "b": 0}
 LAST = {"a": 9, "b": 9}  # what the cases wait for

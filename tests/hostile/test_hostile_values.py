@@ -13,7 +13,7 @@ import pytest
 import torch
 from stage import oracle_of
 
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.values import RewardError
 
 A, B, C = {"a": 0, "b": 3}, {"a": 1, "b": 1}, {"a": 2, "b": 0}
 PROMPTS = [[A, B], [B, C]]

@@ -153,11 +153,11 @@ def test_why_a_run_failed(tmp_path):
     log = tmp_path / "train.log"
     log.write_text(
         "(worker) ValueError: inner\nTraceback:\n  x\nray.exceptions.RayTaskError(ValueError): a\n"
-        "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
+        "verl_gdpo.algorithm.values.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
     )
     with HeldFolder(tmp_path) as held, log.open("rb") as file:
         report = end_report(held, RunEnd(1, "failed"), file)
-    assert report[0] == "verl_gdpo.algorithm.samples.RewardError: reward 'a' is nan"
+    assert report[0] == "verl_gdpo.algorithm.values.RewardError: reward 'a' is nan"
     assert str(log) in report[1]
 
 

@@ -9,7 +9,7 @@ import ray
 from judge_stub import ANSWERS, ECHOES, OTHERS, config_of, judge_stub
 from reward_rows import Tokenizer, row_of
 
-from verl_gdpo.algorithm.samples import NOTES_KEY
+from verl_gdpo.algorithm.values import NOTES_KEY
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring import judge

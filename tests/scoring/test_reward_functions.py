@@ -19,8 +19,9 @@ from run_config import listed
 from verl import DataProto
 
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import ERROR_KEY, NOTES_KEY, BatchRows, RewardError
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import ERROR_KEY, NOTES_KEY, RewardError
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.step import AdvantageStep

@@ -11,7 +11,7 @@ import ray
 from reward_rows import Tokenizer, row_of
 from run_config import listed
 
-from verl_gdpo.algorithm.samples import NOTES_KEY
+from verl_gdpo.algorithm.values import NOTES_KEY
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring import threads
 

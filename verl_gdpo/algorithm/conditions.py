@@ -15,7 +15,7 @@ import numpy as np
 
 from verl_gdpo.algorithm.matrix import RawRewards
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of
-from verl_gdpo.algorithm.samples import BatchRows
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.zero import Floats, is_gain
 

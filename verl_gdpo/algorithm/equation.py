@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from verl_gdpo.algorithm import zero
-from verl_gdpo.algorithm.samples import LARGEST
 from verl_gdpo.algorithm.settings import Options
+from verl_gdpo.algorithm.values import LARGEST
 from verl_gdpo.algorithm.variants import Combine, checked_sum
 from verl_gdpo.algorithm.zero import Ranges, group_sum
 

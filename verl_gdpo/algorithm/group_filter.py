@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
-from verl_gdpo.algorithm.samples import ABSENT, BatchRows, RewardError, value_or_error
+from verl_gdpo.algorithm.rows import ABSENT, BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import RewardError, value_or_error
 from verl_gdpo.algorithm.variants import BATCH_WIDE
 from verl_gdpo.algorithm.zero import Floats, has_signal
 

@@ -14,19 +14,18 @@ import torch
 
 from verl_gdpo.algorithm.equation import GdpoScalars, compute_gdpo_scalars
 from verl_gdpo.algorithm.read_settings import line_of
+from verl_gdpo.algorithm.rows import ABSENT, BatchRows
 from verl_gdpo.algorithm.rubrics import Rubric, Terms, check_rubrics
-from verl_gdpo.algorithm.samples import (
-    ABSENT,
+from verl_gdpo.algorithm.settings import GdpoSettings, Options, WeightedSum
+from verl_gdpo.algorithm.values import (
     LARGEST,
     ROLLOUT_FACTS,
     RUBRIC_KEY,
     SCORER,
-    BatchRows,
     RewardError,
     is_number,
     value_or_error,
 )
-from verl_gdpo.algorithm.settings import GdpoSettings, Options, WeightedSum
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import Floats, is_the_sum, with_slack
 

@@ -20,8 +20,8 @@ import torch
 from verl_gdpo.algorithm import statistics, zero
 from verl_gdpo.algorithm.equation import GdpoScalars, group_index
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.rubrics import Terms
-from verl_gdpo.algorithm.samples import BatchRows
 from verl_gdpo.algorithm.settings import VERL_EPS, GdpoSettings
 from verl_gdpo.algorithm.statistics import unit, within_groups
 from verl_gdpo.algorithm.variants import Bounds

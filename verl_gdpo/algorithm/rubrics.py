@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_gdpo.algorithm import samples
-from verl_gdpo.algorithm.samples import RUBRIC_KEY, BatchRows, RewardError, value_or_error
+from verl_gdpo.algorithm.rows import BatchRows
+from verl_gdpo.algorithm.values import RUBRIC_KEY, RewardError, as_text, value_or_error
 from verl_gdpo.algorithm.zero import Bools, Floats
 
 
@@ -81,7 +81,7 @@ def criteria_of(values: Any, weights: Any) -> dict[str, list[float | None]]:
             "{criterion: number}, and a weight for each, of which one is not 0"
         )
     return {
-        samples.as_text(k): [value_or_error(x, f"criterion {k!r} ") for x in (values[k], weight)]
+        as_text(k): [value_or_error(x, f"criterion {k!r} ") for x in (values[k], weight)]
         for k, weight in weights.items()
     }
 

@@ -33,7 +33,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from verl_gdpo.algorithm.samples import LARGEST, SCORER, check_name
+from verl_gdpo.algorithm.values import LARGEST, SCORER, check_name
 from verl_gdpo.algorithm.variants import VARIANTS, Bounds, Combine, CombineSetting
 
 WHERE = "algorithm.gdpo"

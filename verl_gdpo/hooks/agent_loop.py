@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.samples import AGENT_SCORE_KEY
+from verl_gdpo.algorithm.values import AGENT_SCORE_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.extend import Function, attach, record_of
 from verl_gdpo.scoring.function_list import KEY, OF_GROUP

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from verl_gdpo import tasks as rewards
 from verl_gdpo.algorithm.conditions import PaidFailure, paid_by_bounds
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
-from verl_gdpo.algorithm.samples import RowNames
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
+from verl_gdpo.algorithm.values import RowNames
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
 from verl_gdpo.scoring.function_list import (

@@ -27,16 +27,9 @@ import numpy as np
 import torch
 
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import (
-    ABSENT,
-    BatchRows,
-    RewardError,
-    RowKey,
-    as_numbers_or_text,
-    check_names,
-    columns_of,
-)
+from verl_gdpo.algorithm.rows import ABSENT, BatchRows, RowKey, columns_of
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import RewardError, as_numbers_or_text, check_names
 from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.agent_loop import IS_OURS
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of

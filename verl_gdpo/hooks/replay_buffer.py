@@ -27,10 +27,11 @@ from typing import Any
 
 import transfer_queue as tq
 
-from verl_gdpo.algorithm.dropped import drop_failed, refuse_failures
+from verl_gdpo.algorithm.failed_samples import drop_failed, refuse_failures
 from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
-from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RowKey, check_names
+from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import NOTES_KEY, check_names
 from verl_gdpo.hooks.extend import Function, record_of
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
 

@@ -22,7 +22,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rubrics import Rubric
-from verl_gdpo.algorithm.samples import (
+from verl_gdpo.algorithm.values import (
     ERROR_KEY,
     NOTES_KEY,
     ROLLOUT_FACTS,

@@ -21,14 +21,15 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.algorithm.conditions import paid_in_batch
-from verl_gdpo.algorithm.dropped import drop_failed, refuse_failures
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
+from verl_gdpo.algorithm.failed_samples import drop_failed, refuse_failures
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.algorithm.samples import NOTES_KEY, BatchRows, RewardError, as_json
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import small_ranges
+from verl_gdpo.algorithm.values import NOTES_KEY, RewardError, as_json
 from verl_gdpo.hooks.configuration import KL_IN_REWARD, sums_first, warn_once
 from verl_gdpo.hooks.extend import Function, load, record_of
 

@@ -25,15 +25,15 @@ import verl
 from omegaconf import OmegaConf
 
 import verl_gdpo
-from verl_gdpo.algorithm.dropped import empty_dropped
-from verl_gdpo.algorithm.samples import (
+from verl_gdpo.algorithm.failed_samples import empty_dropped
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import (
     AGENT_SCORE_KEY,
     NOTES_KEY,
     RUBRIC_KEY,
     as_json,
     as_numbers_or_text,
 )
-from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.hooks.before_training import (
     check_reward_workers,
     runs_gdpo_manager,

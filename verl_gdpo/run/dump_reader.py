@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.algorithm.samples import BatchRows, RowKey, is_number
+from verl_gdpo.algorithm.rows import BatchRows, RowKey
+from verl_gdpo.algorithm.values import is_number
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX, load
 from verl_gdpo.tasks import TASKS
 

@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
-from verl_gdpo.algorithm.samples import check_name
 from verl_gdpo.algorithm.settings import hint
+from verl_gdpo.algorithm.values import check_name
 from verl_gdpo.tasks import TASKS, Task, options_of
 
 KEY = "reward.reward_functions"

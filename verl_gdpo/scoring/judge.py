@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.algorithm.samples import check_name
+from verl_gdpo.algorithm.values import check_name
 from verl_gdpo.terminal import needs_extra
 
 SYSTEM = (

@@ -16,15 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from verl_gdpo.algorithm.rubrics import criteria_of
-from verl_gdpo.algorithm.samples import (
-    DROPPED,
-    FAILED,
-    NOTES_KEY,
-    RUBRIC_KEY,
-    is_number,
-    plain_name,
-)
 from verl_gdpo.algorithm.settings import hint
+from verl_gdpo.algorithm.values import DROPPED, FAILED, NOTES_KEY, RUBRIC_KEY, is_number, plain_name
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.scoring.function_list import (
     JOINT,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import verl_gdpo
-from verl_gdpo.algorithm.samples import as_text
+from verl_gdpo.algorithm.values import as_text
 from verl_gdpo.scoring.function_list import KEY, PLURAL
 from verl_gdpo.terminal import line_of_code
 

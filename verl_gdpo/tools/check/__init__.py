@@ -19,7 +19,7 @@ from typing import Any, TextIO, TypeVar
 from hydra.errors import HydraException, InstantiationException
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.terminal import line_of_code, wrapped
 from verl_gdpo.tools.compose import add_config_arguments, compose_accepted
 

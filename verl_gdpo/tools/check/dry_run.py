@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from verl_gdpo.algorithm.samples import ERROR_KEY, BatchRows, RowKey, value_or_error
+from verl_gdpo.algorithm.rows import BatchRows, RowKey
+from verl_gdpo.algorithm.values import ERROR_KEY, value_or_error
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import message_of
 from verl_gdpo.tools.check.data_files import DataRow, Responses

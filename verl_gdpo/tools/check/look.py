@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.conditions import paid_in_batch
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import (
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import (
     FAILED,
     NOTES_KEY,
     ROLLOUT_FACTS,
@@ -19,7 +20,6 @@ from verl_gdpo.algorithm.samples import (
     may_be_meant,
     value_or_error,
 )
-from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_gdpo.algorithm.conditions import paid_in_batch
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.read_settings import line_of, read_settings
-from verl_gdpo.algorithm.samples import BatchRows, columns_of
+from verl_gdpo.algorithm.rows import BatchRows, columns_of
 from verl_gdpo.algorithm.settings import SETTING_KEYS, VERL_EPS, GdpoSettings, hint
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import EPS32, REPRODUCED, Bools, Floats, Ints

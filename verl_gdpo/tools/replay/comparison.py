@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import is_number
 from verl_gdpo.algorithm.statistics import correlation, terms_of_rows, tied_pairs
+from verl_gdpo.algorithm.values import is_number
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.hooks.configuration import has_own_scorer
 from verl_gdpo.run.dump_reader import Scorer, read_dump

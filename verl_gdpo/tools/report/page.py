@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from verl_gdpo import __version__
-from verl_gdpo.algorithm.samples import RewardError
+from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.run.dump_reader import Scorer
 from verl_gdpo.run.findings import findings
 from verl_gdpo.run.starts import RecordedStart, starts_of

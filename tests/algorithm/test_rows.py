@@ -8,16 +8,10 @@ import pytest
 import torch
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.samples import (
-    ERROR_KEY,
-    BatchRows,
-    RewardError,
-    RowKey,
-    may_be_meant,
-    value_or_error,
-)
+from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.statistics import small_ranges
+from verl_gdpo.algorithm.values import ERROR_KEY, RewardError, may_be_meant, value_or_error
 
 
 def rows_like(*infos, keys=None, sources=None, padding=()):

@@ -7,14 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_gdpo.algorithm.samples import (
-    ABSENT,
-    DROPPED,
-    FAILED,
-    NOTES_KEY,
-    BatchRows,
-    RewardError,
-)
+from verl_gdpo.algorithm.rows import ABSENT, BatchRows
+from verl_gdpo.algorithm.values import DROPPED, FAILED, NOTES_KEY, RewardError
 
 
 def drop_failed(rows: BatchRows, smallest: int) -> BatchRows:
