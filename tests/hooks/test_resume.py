@@ -187,6 +187,16 @@ def test_how_it_ended():
     assert ends == ["finished", "ZeroDivisionError: last line"]
 
 
+def test_what_ended_a_run_is_worth_more_than_what_became_of_its_folder():
+    """Whether it was damaged meanwhile, or deleted."""
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+        Path("run/starts/1/start.yaml").write_text("a: [")
+        raise ZeroDivisionError("the reason")
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+        shutil.rmtree("run")
+        raise ZeroDivisionError("the reason")
+
+
 def test_a_folder_that_cannot_be_written_is_said(capsys):
     Path("run").touch()
     start(recipe())

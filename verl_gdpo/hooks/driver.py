@@ -150,7 +150,8 @@ def recorded_start(config: Any, *, is_ours: bool, composed: Any = None) -> Itera
         why = f"{type(error).__name__}: {last}"
         raise
     finally:
-        with suppress(OSError):  # a full disk: how the run ended is worth more
+        # a full disk, a damaged or deleted folder: how the run ended is worth more
+        with suppress(OSError, ValueError):
             starts.ended(run, why)
 
 
