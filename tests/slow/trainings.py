@@ -207,7 +207,7 @@ def test_rewards_of_a_list_where_functions_fail_or_have_other_sources(assets, tm
     assert "no row has data_source 'rlala'; did you mean 'rlla'?" in run.output
     failed = 0
     for step in (1, 2):
-        rows = run.dump(step)
+        rows = [row for row in run.dump(step) if not row["is_padding"]]
         present, rewards = [], []
         for row in rows:
             has_failed = service_fails(row["output"])
