@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parity_batch import PARITY_GROUPS, PARITY_LENGTHS, PARITY_REWARDS, mask_of
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.algorithm.equation import compute_gdpo_scalars, spread_over_tokens
+from verl_gdpo.algorithm.equation import compute_gdpo_scalars, plain_gdpo, spread_over_tokens
 
 GRPO = {"group_norm": "summed", "batch_norm": "none"}
 
@@ -111,6 +111,38 @@ def test_token_and_sample_batch_norm():
     assert first_token("token") == pytest.approx([-1.878, 1.1268, -0.3756, -0.3756], abs=5e-4)
     # samples: mean 0, std = sqrt(1 / 3)
     assert first_token("sample") == pytest.approx([-1.2247, 1.2247, 0, 0], abs=5e-5)
+
+
+# --- the plain form ------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**31),
+    sizes=st.lists(st.integers(2, 6), min_size=1, max_size=5),
+    weights=st.lists(st.sampled_from([-1.0, 0.25, 1.0, 3.0]), min_size=1, max_size=4),
+    decimals=st.sampled_from([0, 1, 16]),  # with few, rewards tie, and some are constant
+    eps=st.sampled_from([1e-6, 1e-4, 0.1]),
+)
+def test_the_plain_form_equals_the_full_function(seed, sizes, weights, decimals, eps):
+    rng = np.random.default_rng(seed)
+    group_B = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    rewards_BK = rng.normal(size=(sum(sizes), len(weights))).round(decimals)
+    full = compute_gdpo_scalars(rewards_BK, group_B, weights=weights, eps=eps)
+    plain_B = plain_gdpo(
+        torch.from_numpy(rewards_BK),
+        torch.from_numpy(group_B),
+        torch.tensor(weights, dtype=torch.float64),
+        eps,
+    )
+    torch.testing.assert_close(plain_B, full.A_B, rtol=0, atol=1e-7)
+
+
+def test_the_plain_form_gives_the_numbers_of_two_groups():
+    # They are those of `test_two_groups_in_one_batch`, with the eps of the paper.
+    rewards_BK = torch.tensor([[0, 0], [0, 1], [0, 0], [1, 1]], dtype=torch.float64)
+    A_B = plain_gdpo(rewards_BK, torch.tensor([4, 4, 7, 7]), torch.ones(2, dtype=torch.float64))
+    assert A_B.tolist() == pytest.approx([-0.54768, 0.54768, -1.09536, 1.09536], abs=5e-6)
 
 
 # --- the naive loop as oracle --------------------------------------------------------------------

@@ -44,12 +44,17 @@ def compute_gdpo_advantage(
         raise ValueError(
             f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
         )
-    by_token = options.get("batch_norm") == "token"
+    if valid_B is None:
+        valid_B = zero.has_tokens(mask_BT)
+    token_count_B = None
+    if options.get("batch_norm") == "token":
+        # Only this option needs them, and the mask of a step has millions of tokens.
+        token_count_B = mask_BT.sum(dim=1)
     scalars = compute_gdpo_scalars(
         as_tensor(rewards_BK).to(mask_BT.device),
         group_ids,
-        token_count_B=mask_BT.sum(dim=1) if by_token else None,
-        valid_B=zero.has_tokens(mask_BT) if valid_B is None else valid_B,
+        token_count_B=token_count_B,
+        valid_B=valid_B,
         **options,
     )
     return spread_over_tokens(scalars.A_B, mask_BT)

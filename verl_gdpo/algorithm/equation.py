@@ -8,12 +8,12 @@ Liu et al., "GDPO", arXiv 2601.05242. For B samples, K rewards, and the group g(
     (4) tokens  A[i,t] = A[i] * response_mask[i,t]
 
 Both std are unbiased (ddof 1). Shape suffixes: B samples, K rewards, G groups, T tokens.
+`plain_gdpo` is steps 1 to 3 as one would write them on a blackboard. `compute_gdpo_scalars` takes
+the same steps, also for rewards that are missing, constant or cancel, for padding, and for GRPO.
 This module knows tensors only: no text, no verl, no configuration of a run.
 """
 
-from collections import defaultdict
-from functools import partial
-from itertools import count
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,36 +21,36 @@ import torch
 from torch import Tensor
 
 from verl_gdpo.algorithm import zero
-from verl_gdpo.algorithm.settings import Options
+from verl_gdpo.algorithm.settings import PAPER_EPS, Options
 from verl_gdpo.algorithm.values import LARGEST
 from verl_gdpo.algorithm.variants import Combine, checked_sum
-from verl_gdpo.algorithm.zero import Ranges, group_sum
+from verl_gdpo.algorithm.zero import Ranges, group_max, group_min, group_sum
 
-Groups = tuple[Tensor, int]  # of `group_index`
+
+def plain_gdpo(
+    rewards_BK: Tensor, group_B: Tensor, weights_K: Tensor, eps: float = PAPER_EPS
+) -> Tensor:
+    """GDPO as in the paper: return A_B. It is here to be read, and nothing else calls it.
+
+    It wants groups of two samples or more, all rewards present and no padding. A test holds it
+    equal to `compute_gdpo_scalars` on such batches.
+    """
+    z_BK = torch.empty_like(rewards_BK)
+    for group in set(group_B.tolist()):
+        rows = group_B == group
+        r = rewards_BK[rows]
+        z_BK[rows] = (r - r.mean(dim=0)) / (r.std(dim=0) + eps)  # step 1
+    S_B = (weights_K * z_BK).sum(dim=1)  # step 2
+    A_B = (S_B - S_B.mean()) / (S_B.std() + eps)  # step 3
+    return A_B
 
 
 class GdpoScalars(NamedTuple):
     """The results of steps 1 to 3, in float64 on the device of the rewards."""
 
-    z_BK: Tensor  # step 1; K is 1 under group_norm="summed"
-    S_B: Tensor  # step 2
-    A_B: Tensor  # step 3
-
-
-@torch.no_grad()
-def spread_over_tokens(A_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """Step 4: return advantages_BT, (B, T) float32, the mask times each sample's advantage.
-
-    Args:
-        mask_BT: 1 on tokens that are trained, 0 elsewhere; any dtype.
-    """
-    if mask_BT.device.type == "cpu":
-        # numpy asks for huge pages and torch does not; page faults would dominate the time
-        advantages_BT = torch.from_numpy(np.empty(mask_BT.shape, dtype=np.float32))
-    else:
-        advantages_BT = torch.empty(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
-    # in place, because a product with the mask would first make a float copy of the mask
-    return advantages_BT.copy_(mask_BT).mul_(A_B.to(advantages_BT)[:, None])
+    z_BK: Tensor  # The result of step 1; K is 1 under group_norm="summed".
+    S_B: Tensor  # The result of step 2.
+    A_B: Tensor  # The result of step 3.
 
 
 @torch.no_grad()
@@ -87,47 +87,29 @@ def compute_gdpo_scalars(
             unknown or has a wrong value, or combine does not return B finite numbers.
         TypeError: group ids are neither all integers nor all strings.
     """
-    chosen = Options(**options)
-    if combine is not None and chosen.group_norm == "summed":
-        raise ValueError("combine needs group_norm='per_reward': 'summed' adds the rewards first")
-    rewards_BK = as_tensor(rewards_BK)
-    if rewards_BK.ndim != 2 or 0 in rewards_BK.shape:
-        raise ValueError(
-            f"rewards_BK: expected shape (samples, rewards), got {tuple(rewards_BK.shape)}"
-        )
-    (B, K), device, arrived_as = rewards_BK.shape, rewards_BK.device, rewards_BK.dtype
-    valid_B = _mask("valid_B", valid_B, (B,), device)
-    present_BK = _mask("present_BK", present_BK, (B, K), device) & valid_B[:, None]
-    weights_K = _weights(weights, (B, K), device)
-    if combine is not None and weights_K.ndim == 2:
-        raise ValueError("combine needs the same weights for all samples")
-    counted_B = zero.has_a_reward(present_BK, weights_K)
-    rewards_BK = _finite(rewards_BK, present_BK)
-    precision_K = zero.precision_of(rewards_BK, arrived_as)
-    groups = group_index(group_ids, B, device)
-    if chosen.group_norm == "summed":
-        rewards_BK = _centred_sum(rewards_BK, weights_K, valid_B, groups, precision_K)
-        present_BK, precision_K = valid_B[:, None], zero.precision_of(rewards_BK, torch.float64)
-        weights_K = weights_K.new_ones(1)
+    method = Options(**options)
+    batch = check_inputs(
+        rewards_BK,
+        group_ids,
+        token_count_B=token_count_B,
+        weights=weights,
+        present_BK=present_BK,
+        valid_B=valid_B,
+        combine=combine,
+        method=method,
+    )
+    if method.group_norm == "summed":
+        # GRPO adds the rewards before it normalises them, so there is one reward from here on.
+        batch = with_summed_rewards(batch)
 
-    eps = chosen.eps if chosen.normalize_by_std else None
-    z_BK, ranges = normalize_groups(rewards_BK, present_BK, *groups, eps=eps)
-    if combine is None:
-        S_B = (z_BK * weights_K).sum(dim=1)
-    else:
-        S_B = combine(z_BK, rewards_BK, groups[0], weights_K, present_BK, valid_B)
-        S_B = torch.where(counted_B, checked_sum(S_B, B), 0.0)
-        # a variant may divide by a weight below 1; a reward of weight 0 leaves no rounding either
-        weights_K = weights_K.abs().clamp(min=1.0) * (weights_K != 0)
-    S_B = zero.sum_without_rounding(S_B, weights_K, groups[0], ranges, precision_K)
-    if chosen.batch_norm == "none":
-        return GdpoScalars(z_BK, S_B, S_B)
-    count_B = counted_B
-    if chosen.batch_norm == "token":
-        if token_count_B is None:
-            raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
-        count_B = count_B * torch.as_tensor(token_count_B, device=device)
-    A_B = _normalize_batch(S_B, count_B, counted_B, chosen)
+    std_eps = None
+    if method.normalize_by_std:
+        std_eps = method.eps
+    z_BK, ranges = normalize_groups(
+        batch.rewards_BK, batch.present_BK, batch.group_B, batch.G, eps=std_eps
+    )
+    S_B = sum_rewards(z_BK, ranges, batch, combine)
+    A_B = normalize_batch(S_B, batch, method)
     return GdpoScalars(z_BK, S_B, A_B)
 
 
@@ -143,89 +125,222 @@ def normalize_groups(
         rewards_BK: float64, 0 where missing.
         eps: number added to the std. With None, z is not divided by the std.
     """
-    sums = partial(group_sum, group_B=group_B, G=G)
-    # a group with fewer than two values gives 0 / 0 below; the last `where` replaces it with 0
+    # A group with fewer than two values gives 0 / 0 below. The last `where` replaces it with 0.
     there_BK = present_BK.to(torch.float64)
-    count_GK = sums(there_BK)
-    centred_BK = (rewards_BK - (sums(rewards_BK * there_BK) / count_GK)[group_B]) * there_BK
+    count_GK = group_sum(there_BK, group_B, G)
+    mean_GK = group_sum(rewards_BK * there_BK, group_B, G) / count_GK
+    centred_BK = (rewards_BK - mean_GK[group_B]) * there_BK
+    if eps is None:
+        scale_GK = torch.ones_like(count_GK)
+    else:
+        variance_GK = group_sum(centred_BK.square(), group_B, G) / (count_GK - 1)
+        scale_GK = variance_GK.sqrt() + eps
 
-    def extremes(none: float, reduce: str) -> Tensor:
-        index_BK = group_B[:, None].expand_as(rewards_BK)
-        values_BK = rewards_BK.masked_fill(~present_BK, none)
-        return torch.full_like(count_GK, none).scatter_reduce_(0, index_BK, values_BK, reduce)
-
-    low_GK, high_GK = extremes(torch.inf, "amin"), extremes(-torch.inf, "amax")
-    scale_GK = torch.ones_like(count_GK)
-    if eps is not None:
-        scale_GK = (sums(centred_BK.square()) / (count_GK - 1)).sqrt() + eps
-        centred_BK = centred_BK / scale_GK[group_B]
+    low_GK = group_min(rewards_BK.masked_fill(~present_BK, torch.inf), group_B, G)
+    high_GK = group_max(rewards_BK.masked_fill(~present_BK, -torch.inf), group_B, G)
     ranges = Ranges(count_GK, low_GK, high_GK, scale_GK)
-    return torch.where(ranges.varies_GK[group_B] & present_BK, centred_BK, 0.0), ranges
+    # The mean of equal numbers can differ from them by rounding, and eps may be 0. So a constant
+    # reward is told by its range, and never by a small std.
+    has_z_BK = ranges.varies_GK[group_B] & present_BK
+    z_BK = torch.where(has_z_BK, centred_BK / scale_GK[group_B], 0.0)
+    return z_BK, ranges
 
 
-def _centred_sum(
-    rewards_BK: Tensor, weights_K: Tensor, valid_B: Tensor, groups: Groups, precision_K: Tensor
-) -> Tensor:
-    """Return the weighted sum of raw rewards minus its mean in the group, (B, 1).
+def sum_rewards(z_BK: Tensor, ranges: Ranges, batch: "Batch", combine: Combine | None) -> Tensor:
+    """Step 2: return S_B, the weighted sum of z or what `combine` makes of z; 0 for rounding."""
+    if combine is None:
+        weighted_sum_B = (z_BK * batch.weights_K).sum(dim=1)
+        return zero.sum_without_rounding(
+            weighted_sum_B, batch.weights_K, batch.group_B, ranges, batch.precision_K
+        )
+    combined_B = combine(
+        z_BK, batch.rewards_BK, batch.group_B, batch.weights_K, batch.present_BK, batch.valid_B
+    )
+    checked_B = checked_sum(combined_B, len(z_BK))
+    # A variant may give samples without a reward, such as padding, an S of their own.
+    counted_S_B = torch.where(batch.counted_B, checked_B, 0.0)
+    # A variant may divide by a weight below 1, and what rounding left of z grows with it. A reward
+    # of weight 0 leaves no rounding in a variant either.
+    amplified_K = batch.weights_K.abs().clamp(min=1.0) * (batch.weights_K != 0)
+    return zero.sum_without_rounding(
+        counted_S_B, amplified_K, batch.group_B, ranges, batch.precision_K
+    )
 
-    A missing reward adds 0. Each reward is centred before the sum, so that a constant sum of
-    varying rewards is exactly 0.
+
+def normalize_batch(S_B: Tensor, batch: "Batch", method: Options) -> Tensor:
+    """Step 3: return A_B, counting sample i `batch.times_B[i]` times. A constant S gives exactly 0.
+
+    A sample that is not in `batch.counted_B` gets 0. One that is may have no tokens to count.
     """
-    valid_BK = valid_B[:, None].expand_as(rewards_BK)
-    centred_BK, ranges = normalize_groups(rewards_BK, valid_BK, *groups, eps=None)
-    sum_B = (centred_BK * weights_K).sum(dim=1)
-    return zero.sum_without_rounding(sum_B, weights_K, groups[0], ranges, precision_K)[:, None]
+    if method.batch_norm == "none":
+        return S_B
+    times_B = batch.times_B
+    total = times_B.sum()
+    # Complete groups sum to 0, so a mean that is only rounding must not move groups without signal.
+    mean = zero.mean_without_rounding((S_B * times_B).sum() / total, S_B)
+    variance = ((S_B - mean).square() * times_B).sum() / (total - 1)
+    std = (variance + method.batch_var_eps).sqrt()
+    eps = method.eps
+    if method.batch_eps is not None:
+        eps = method.batch_eps
+    normalized_B = (S_B - mean) / (std + eps)
+
+    low = S_B.masked_fill(times_B == 0, torch.inf).min()
+    high = S_B.masked_fill(times_B == 0, -torch.inf).max()
+    return torch.where(batch.counted_B & (high > low), normalized_B, 0.0)
 
 
-def _normalize_batch(S_B: Tensor, count_B: Tensor, counted_B: Tensor, chosen: Options) -> Tensor:
-    """Step 3: return A_B, counting sample i `count_B[i]` times. A constant S gives exactly 0.
+@torch.no_grad()
+def spread_over_tokens(A_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """Step 4: return advantages_BT, (B, T) float32, the mask times each sample's advantage.
 
-    A sample that is not in `counted_B` gets 0. One that is may have no tokens to count.
+    Args:
+        mask_BT: 1 on tokens that are trained, 0 elsewhere; any dtype.
     """
-    total = count_B.sum()
-    low = S_B.masked_fill(count_B == 0, torch.inf).min()
-    high = S_B.masked_fill(count_B == 0, -torch.inf).max()
-    # complete groups sum to 0, so a mean that is only rounding must not move groups without signal
-    mean = zero.mean_without_rounding((S_B * count_B).sum() / total, S_B)
-    variance = ((S_B - mean).square() * count_B).sum() / (total - 1)
-    eps = chosen.eps if chosen.batch_eps is None else chosen.batch_eps
-    A_B = (S_B - mean) / ((variance + chosen.batch_var_eps).sqrt() + eps)
-    return torch.where(counted_B & (high > low), A_B, 0.0)
+    if mask_BT.device.type == "cpu":
+        # numpy asks for huge pages and torch does not, and page faults would dominate the time.
+        advantages_BT = torch.from_numpy(np.empty(mask_BT.shape, dtype=np.float32))
+    else:
+        advantages_BT = torch.empty(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
+    # All of it is in place, because a product with the mask would first make a float copy of it.
+    advantages_BT.copy_(mask_BT)
+    advantages_BT.mul_(A_B.to(advantages_BT)[:, None])
+    return advantages_BT
 
 
-# --- what the caller passes, checked and made tensors ---------------------------------------------
+# --- the inputs of the steps ----------------------------------------------------------------------
 
 
-def group_index(group_ids: Any, B: int, device: torch.device) -> Groups:
+@dataclass(frozen=True)
+class Batch:
+    """What a caller passed, checked, as tensors on the device of the rewards."""
+
+    rewards_BK: Tensor  # In float64, 0 where missing and on padding.
+    present_BK: Tensor  # False where a reward is missing, and on padding.
+    valid_B: Tensor  # False on padding.
+    group_B: Tensor  # The number of the sample's group, int64 from 0.
+    G: int
+    weights_K: Tensor  # In float64; (B, K) where groups have weights of their own.
+    precision_K: Tensor  # How exactly each reward is known; see `zero.precision_of`.
+    counted_B: Tensor  # Whether a sample has a reward with a weight, and is part of step 3.
+    times_B: Tensor  # How many times step 3 counts a sample: once, or once for each of its tokens.
+
+
+def check_inputs(
+    rewards_BK: Any,
+    group_ids: Any,
+    *,
+    token_count_B: Any,
+    weights: Any,
+    present_BK: Any,
+    valid_B: Any,
+    combine: Combine | None,
+    method: Options,
+) -> Batch:
+    """Return the arguments of `compute_gdpo_scalars` as a `Batch`, or raise what it raises."""
+    if combine is not None and method.group_norm == "summed":
+        raise ValueError("combine needs group_norm='per_reward': 'summed' adds the rewards first")
+    given_BK = as_tensor(rewards_BK)
+    if given_BK.ndim != 2 or 0 in given_BK.shape:
+        raise ValueError(
+            f"rewards_BK: expected shape (samples, rewards), got {tuple(given_BK.shape)}"
+        )
+    B, K = given_BK.shape
+    device = given_BK.device
+
+    real_B = _mask("valid_B", valid_B, (B,), device)
+    there_BK = _mask("present_BK", present_BK, (B, K), device) & real_B[:, None]
+    weights_K = _weights(weights, (B, K), device)
+    if combine is not None and weights_K.ndim == 2:
+        raise ValueError("combine needs the same weights for all samples")
+    finite_BK = _finite(given_BK, there_BK)
+    group_B, G = group_index(group_ids, B, device)
+    counted_B = zero.has_a_reward(there_BK, weights_K)
+    if method.batch_norm == "token":
+        times_B = counted_B * _token_counts(token_count_B, device)
+    else:
+        times_B = counted_B
+    return Batch(
+        rewards_BK=finite_BK,
+        present_BK=there_BK,
+        valid_B=real_B,
+        group_B=group_B,
+        G=G,
+        weights_K=weights_K,
+        # The dtype in which the rewards arrived says it, and not the float64 that they are now.
+        precision_K=zero.precision_of(finite_BK, given_BK.dtype),
+        counted_B=counted_B,
+        times_B=times_B,
+    )
+
+
+def with_summed_rewards(batch: Batch) -> Batch:
+    """Return the batch of GRPO: the weighted sum of the raw rewards, (B, 1), is its only reward.
+
+    A missing reward adds 0. Each reward is centred in its group before the sum, which step 1 would
+    do to the sum, so that a constant sum of varying rewards is exactly 0.
+    """
+    valid_BK = batch.valid_B[:, None].expand_as(batch.rewards_BK)
+    centred_BK, ranges = normalize_groups(
+        batch.rewards_BK, valid_BK, batch.group_B, batch.G, eps=None
+    )
+    weighted_sum_B = (centred_BK * batch.weights_K).sum(dim=1)
+    sum_B = zero.sum_without_rounding(
+        weighted_sum_B, batch.weights_K, batch.group_B, ranges, batch.precision_K
+    )
+    sum_B1 = sum_B[:, None]
+    return replace(
+        batch,
+        rewards_BK=sum_B1,
+        present_BK=batch.valid_B[:, None],
+        weights_K=batch.weights_K.new_ones(1),
+        # The rounding of the rewards has just been taken out, so that of float64 is left.
+        precision_K=zero.precision_of(sum_B1, torch.float64),
+    )
+
+
+def group_index(group_ids: Any, B: int, device: torch.device) -> tuple[Tensor, int]:
     """Return the group number of each sample, (B,) int64 from 0, and the number of groups."""
     ids = group_ids.tolist() if isinstance(group_ids, Tensor | np.ndarray) else list(group_ids)
     if len(ids) != B:
         raise ValueError(f"group_ids: expected {B}, one per row of rewards_BK, got {len(ids)}")
-    kinds = set(map(type, ids))
-    # bools are refused: they are probably the result of a comparison passed by mistake
-    integers = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
-    if not integers and not all(issubclass(kind, str) for kind in kinds):
+    kinds = {type(each) for each in ids}
+    all_integers = all(_is_integer(kind) for kind in kinds)
+    all_strings = all(issubclass(kind, str) for kind in kinds)
+    if not all_integers and not all_strings:
         names = sorted(kind.__name__ for kind in kinds)
         raise TypeError(f"group_ids: expected all integers or all strings, got {names}")
-    number: dict[Any, int] = defaultdict(count().__next__)
-    index = np.fromiter(map(number.__getitem__, ids), dtype=np.int64)
-    return torch.from_numpy(index).to(device), len(number)
+
+    number_of: dict[Any, int] = {}
+    for each in ids:
+        if each not in number_of:
+            number_of[each] = len(number_of)
+    numbers = [number_of[each] for each in ids]
+    return torch.tensor(numbers, dtype=torch.int64, device=device), len(number_of)
+
+
+def _is_integer(kind: type) -> bool:
+    # Bools are refused: they are probably the result of a comparison, passed by mistake.
+    return issubclass(kind, int | np.integer) and kind is not bool
 
 
 def as_tensor(values: Any) -> Tensor:
     """Return values as a tensor: arrays keep their dtype, and a tensor also keeps its device."""
     if isinstance(values, Tensor):
         return values
-    dtype = None if isinstance(values, np.ndarray) else torch.float64
-    return torch.as_tensor(values, dtype=dtype)
+    if isinstance(values, np.ndarray):
+        return torch.as_tensor(values)
+    # Python's floats have 64 bits, of which torch would keep 32.
+    return torch.as_tensor(values, dtype=torch.float64)
 
 
-def _finite(rewards_BK: Tensor, present_BK: Tensor) -> Tensor:
+def _finite(given_BK: Tensor, present_BK: Tensor) -> Tensor:
     """Return rewards in float64, 0 where missing; raise ValueError for NaN, inf or too large."""
-    rewards_BK = rewards_BK.to(torch.float64)
+    rewards_BK = given_BK.to(torch.float64)
+    # A NaN is not <= anything, so it counts as bad here.
     bad_BK = ~(rewards_BK.abs() <= LARGEST) & present_BK
     if bad_BK.any():
-        row, column = (int(i) for i in bad_BK.nonzero()[0])
+        row, column = bad_BK.nonzero()[0].tolist()
         raise ValueError(
             f"rewards_BK[{row}, {column}] is {rewards_BK[row, column].item()}; expected a finite "
             f"number up to {LARGEST:g} (mark rewards that do not apply with present_BK, padding "
@@ -236,12 +351,13 @@ def _finite(rewards_BK: Tensor, present_BK: Tensor) -> Tensor:
 
 def _weights(weights: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
     """Return weights_K or weights_BK in float64, all 1 for None; raise ValueError for others."""
-    weights = [1.0] * shape[1] if weights is None else weights
+    B, K = shape
+    if weights is None:
+        return torch.ones(K, dtype=torch.float64, device=device)
     weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
-    if weights_K.shape not in (shape[1:], shape) or not (weights_K.abs() <= LARGEST).all():
+    if weights_K.shape not in ((K,), (B, K)) or not (weights_K.abs() <= LARGEST).all():
         raise ValueError(
-            f"weights: expected {shape[1]} finite numbers up to {LARGEST:g}, got "
-            f"{weights_K.tolist()}"
+            f"weights: expected {K} finite numbers up to {LARGEST:g}, got {weights_K.tolist()}"
         )
     return weights_K
 
@@ -254,3 +370,10 @@ def _mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) ->
     if tensor.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
     return tensor.to(torch.bool)
+
+
+def _token_counts(counts: Any, device: torch.device) -> Tensor:
+    """Return the counts as a tensor of any dtype; raise ValueError for None."""
+    if counts is None:
+        raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
+    return torch.as_tensor(counts, device=device)

@@ -18,9 +18,9 @@ Each function here, and each function of your own, gets
     present_BK     False where a reward is missing, and on rows that are padding
     valid_B        False on padding
 
-and returns S_B. What a function here does not use is called `_r`, `_g` or `*_`. The index is int64,
-the masks are bool, everything else is float64. Missing and constant rewards count with z = 0. A
-reward of weight 0 changes nothing.
+and returns S_B. What a function here does not use has a name with an underscore before it. The
+index is int64, the masks are bool, everything else is float64. Missing and constant rewards count
+with z = 0. A reward of weight 0 changes nothing.
 
 Step 3 subtracts the batch mean of S. With `rvpo`, `gd2po` and asymmetric `dara`, S does not sum to
 0 in each group, so step 3 moves groups without signal away from 0. Use batch_norm="none" to avoid
@@ -40,12 +40,19 @@ from torch import Tensor
 from verl_gdpo.algorithm.zero import group_sum, with_slack
 
 Bounds = tuple[float, float]
-# (z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B) -> S_B
+# It takes (z_BK, rewards_BK, group_index_B, weights_K, present_BK, valid_B) and returns S_B.
 Combine = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 DaraMode = Literal["symmetric", "asymmetric"]
 
 
-def rvpo(z_BK: Tensor, _r: Tensor, _g: Tensor, weights_K: Tensor, *_: Tensor, k: float) -> Tensor:
+def rvpo(
+    z_BK: Tensor,
+    _rewards_BK: Tensor,
+    _group_index_B: Tensor,
+    weights_K: Tensor,
+    *_masks: Tensor,
+    k: float,
+) -> Tensor:
     """S = -(1/k) ln( sum_j p_j exp(-k z_j) ), p_j = w_j / sum w: a soft minimum over the rewards.
 
     For k -> 0, S is the mean, so the result is GDPO up to one scale. For k -> inf, S is the
@@ -59,23 +66,29 @@ def rvpo(z_BK: Tensor, _r: Tensor, _g: Tensor, weights_K: Tensor, *_: Tensor, k:
     used_K = weights_K > 0
     if not used_K.any():
         return torch.zeros_like(z_BK[:, 0])
-    z_BK, share_K = z_BK[:, used_K], weights_K[used_K] / weights_K.sum()
-    low_B = z_BK.amin(dim=1)
-    exponent_BK = -k * (z_BK - low_B[:, None])  # <= 0, so nothing overflows
-    # mean of exp minus 1: for small k, log1p of it keeps digits that log(mean) would lose
-    tail_B = (share_K * torch.expm1(exponent_BK)).sum(dim=1)
+    # U are the rewards that are used, so that no share is 0 and has a logarithm of -inf.
+    z_BU = z_BK[:, used_K]
+    share_U = weights_K[used_K] / weights_K.sum()
+    low_B = z_BU.amin(dim=1)
+    # The lowest z is taken out, so that no exponent is above 0 and nothing overflows.
+    exponent_BU = -k * (z_BU - low_B[:, None])
+    # For small k the mean of exp is nearly 1, and log(mean) would lose the digits that log1p of
+    # the mean minus 1 keeps. For large k it may be nearly 0, where logsumexp keeps them.
+    mean_minus_1_B = (share_U * torch.expm1(exponent_BU)).sum(dim=1)
     log_mean_B = torch.where(
-        tail_B > -0.5, torch.log1p(tail_B), torch.logsumexp(exponent_BK + share_K.log(), dim=1)
+        mean_minus_1_B > -0.5,
+        torch.log1p(mean_minus_1_B),
+        torch.logsumexp(exponent_BU + share_U.log(), dim=1),
     )
     return low_B - log_mean_B / k
 
 
 def dara(
     z_BK: Tensor,
-    _r: Tensor,
+    _rewards_BK: Tensor,
     group_index_B: Tensor,
     weights_K: Tensor,
-    *_: Tensor,
+    *_masks: Tensor,
     mode: DaraMode = "symmetric",
     maximum: float = 5.0,
 ) -> Tensor:
@@ -93,23 +106,28 @@ def dara(
     if mode not in get_args(DaraMode):
         raise ValueError(f"dara mode: expected one of {list(get_args(DaraMode))}, got {mode!r}")
     _check_number("dara maximum", maximum, "at least 1", low=1.0)
-    varied_GK = group_sum((z_BK != 0).to(z_BK.dtype), group_index_B)
-    groups_K = ((varied_GK > 0) & (weights_K != 0)).sum(dim=0).to(z_BK.dtype)
-    # clamp to avoid x / 0: a reward that varies nowhere has z = 0, so its factor does not matter
-    factor_K = (groups_K.max() / groups_K.clamp(min=1)).sqrt().clamp(max=maximum)
+    samples_that_differ_GK = group_sum((z_BK != 0).to(z_BK.dtype), group_index_B)
+    # A reward of weight 0 must not set the largest share.
+    varies_GK = (samples_that_differ_GK > 0) & (weights_K != 0)
+    groups_K = varies_GK.sum(dim=0).to(z_BK.dtype)
+    # The clamp avoids x / 0. A reward that varies nowhere has z = 0, so its factor does not matter.
+    ratio_K = groups_K.max() / groups_K.clamp(min=1)
+    factor_K = ratio_K.sqrt().clamp(max=maximum)
     contribution_BK = z_BK * weights_K
     if mode == "symmetric":
         return (factor_K * contribution_BK).sum(dim=1)
-    return (contribution_BK + (factor_K - 1) * contribution_BK.clamp(min=0)).sum(dim=1)
+    raised_BK = (factor_K - 1) * contribution_BK.clamp(min=0)
+    return (contribution_BK + raised_BK).sum(dim=1)
 
 
 def sa_mrpo(
     z_BK: Tensor,
     rewards_BK: Tensor,
-    _g: Tensor,
+    _group_index_B: Tensor,
     weights_K: Tensor,
     present_BK: Tensor,
-    *_: Tensor,
+    _valid_B: Tensor,
+    *,
     bounds_K: Sequence[Bounds | None],
     gamma: float = 0.5,
 ) -> Tensor:
@@ -130,24 +148,45 @@ def sa_mrpo(
     if len(bounds_K) != len(weights_K):
         raise ValueError(f"sa_mrpo bounds_K: expected {len(weights_K)}, got {len(bounds_K)}")
     S_B = torch.zeros_like(z_BK[:, 0])
-    for k, (bounds, weight) in enumerate(zip(bounds_K, weights_K.tolist(), strict=True)):
+    for k, weight in enumerate(weights_K.tolist()):
         if weight == 0:
+            # Such a reward needs no bounds.
             continue
-        if bounds is None or not -math.inf < bounds[0] < bounds[1] < math.inf:
-            raise ValueError(f"sa_mrpo bounds_K[{k}]: expected (low, high), got {bounds!r}")
-        low, high, slack = with_slack(bounds)
         values = rewards_BK[present_BK[:, k], k]
-        if ((values < low - slack) | (values > high + slack)).any():
-            worst = values[((values - low) + (values - high)).abs().argmax()].item()
-            raise ValueError(f"sa_mrpo bounds_K[{k}]={bounds}: a reward is {worst}")
-        if len(values):
-            room = ((high - values.mean()) / (high - low)).clamp(0, 1)
-            S_B = S_B + weight * room**gamma * z_BK[:, k]
+        room = _room_below_the_maximum(values, bounds_K[k], f"sa_mrpo bounds_K[{k}]")
+        S_B = S_B + weight * room**gamma * z_BK[:, k]
     return S_B
 
 
+def _room_below_the_maximum(values: Tensor, bounds: Bounds | None, name: str) -> Tensor:
+    """Return 1 - s of the values that a batch has of a reward, from 0 to 1; 0 if it has none.
+
+    Raises:
+        ValueError: there are no bounds, or a value is outside of them.
+    """
+    if bounds is None or not -math.inf < bounds[0] < bounds[1] < math.inf:
+        raise ValueError(f"{name}: expected (low, high), got {bounds!r}")
+    low, high, slack = with_slack(bounds)
+    is_outside = (values < low - slack) | (values > high + slack)
+    if is_outside.any():
+        # The sum of the distances from both bounds is largest in size for the value furthest out.
+        distance = ((values - low) + (values - high)).abs()
+        worst = values[distance.argmax()].item()
+        raise ValueError(f"{name}={bounds}: a reward is {worst}")
+    if len(values) == 0:
+        # Its z are all 0.
+        return values.new_zeros(())
+    # The slack lets the mean leave the bounds, and a root of a number below 0 is NaN.
+    return ((high - values.mean()) / (high - low)).clamp(0, 1)
+
+
 def gd2po(
-    z_BK: Tensor, _r: Tensor, _g: Tensor, weights_K: Tensor, *_: Tensor, tau: float
+    z_BK: Tensor,
+    _rewards_BK: Tensor,
+    _group_index_B: Tensor,
+    weights_K: Tensor,
+    *_masks: Tensor,
+    tau: float,
 ) -> Tensor:
     """Return the weighted sum, set to 0 for samples on which the rewards disagree.
 
@@ -162,8 +201,9 @@ def gd2po(
     _check_number("gd2po tau", tau, "at least 0 and at most 1", high=1.0)
     contribution_BK = z_BK * weights_K
     S_B = contribution_BK.sum(dim=1)
-    # without a conflict, |sum c| = sum |c|, so the sample is never dropped
-    dropped_B = S_B.abs() < tau * contribution_BK.abs().sum(dim=1)
+    size_B = contribution_BK.abs().sum(dim=1)
+    # Without a conflict, |sum c| = sum |c|, so the sample is never dropped.
+    dropped_B = S_B.abs() < tau * size_B
     return torch.where(dropped_B, 0.0, S_B)
 
 
@@ -173,7 +213,7 @@ def dvao(
     group_index_B: Tensor,
     weights_K: Tensor,
     present_BK: Tensor,
-    *_: Tensor,
+    _valid_B: Tensor,
 ) -> Tensor:
     """S = sum_k w_k (r_k - m_k) / sum_l w_l s_l, with the group's mean m and unbiased std s.
 
@@ -187,7 +227,7 @@ def dvao(
     _check_weights("dvao", weights_K)
     count_GK = group_sum(present_BK.to(z_BK.dtype), group_index_B)
     mean_GK = group_sum(rewards_BK * present_BK, group_index_B) / count_GK
-    # z is 0 for a constant reward; r - mean may be a rounding error instead
+    # z is 0 for a constant reward, where r - mean may be a rounding error.
     centred_BK = torch.where(z_BK != 0, rewards_BK - mean_GK[group_index_B], 0.0)
     square_GK = group_sum(centred_BK.square(), group_index_B)
     std_GK = (square_GK / (count_GK - 1).clamp(min=1)).sqrt()
@@ -196,11 +236,15 @@ def dvao(
     return torch.where(scale_B > 0, numerator_B / scale_B, 0.0)
 
 
-# a new variant is a function above and its name here
+# A new variant is a function above and a line here.
 VARIANTS: Mapping[str, Callable[..., Tensor]] = {
-    function.__name__: function for function in (rvpo, dara, sa_mrpo, gd2po, dvao)
+    "rvpo": rvpo,
+    "dara": dara,
+    "sa_mrpo": sa_mrpo,
+    "gd2po": gd2po,
+    "dvao": dvao,
 }
-# those that need the whole batch, which dynamic sampling does not have when it judges a group
+# They need the whole batch, which dynamic sampling does not have when it judges a group.
 BATCH_WIDE = ("dara", "sa_mrpo")
 
 
@@ -223,19 +267,24 @@ class CombineSetting:
 
     def function(self, bounds_K: Sequence[Bounds | None]) -> Combine:
         """Return the `combine` for `compute_gdpo_advantage`, given the bounds of each reward."""
-        bounds = {"bounds_K": bounds_K} if self.needs_bounds else {}
-        return partial(VARIANTS[self.name], **bounds, **self.parameters)
+        if self.needs_bounds:
+            return partial(VARIANTS[self.name], bounds_K=bounds_K, **self.parameters)
+        return partial(VARIANTS[self.name], **self.parameters)
 
     def check(self, weights: Sequence[float]) -> None:
         """Raise ValueError if the variant refuses its parameters, or the lowest weights of a run.
 
-        It is tried on one sample.
+        It is tried on one sample, all of whose rewards and z are 0.
         """
-        zero_BK, there_BK = torch.zeros(1, len(weights)), torch.ones(1, len(weights)) > 0
+        K = len(weights)
+        zero_BK = torch.zeros(1, K)
+        group_index_B = torch.tensor([0])
         weights_K = torch.tensor(weights, dtype=torch.float64)
-        sample = zero_BK, zero_BK, torch.tensor([0]), weights_K, there_BK, there_BK[:, 0]
+        present_BK = torch.ones(1, K, dtype=torch.bool)
+        valid_B = torch.ones(1, dtype=torch.bool)
         try:
-            self.function([(0.0, 1.0)] * len(weights))(*sample)
+            combine = self.function([(0.0, 1.0)] * K)
+            combine(zero_BK, zero_BK, group_index_B, weights_K, present_BK, valid_B)
         except (TypeError, ValueError) as error:
             taken = [key for key in self.keywords if key != "bounds_K"]
             raise ValueError(
@@ -246,11 +295,13 @@ class CombineSetting:
 
 def checked_sum(S_B: Any, B: int) -> Tensor:
     """Return the result of a `combine` as float64, or raise ValueError if it cannot be used."""
-    if not isinstance(S_B, Tensor) or S_B.shape != (B,):
-        got = tuple(S_B.shape) if isinstance(S_B, Tensor) else type(S_B).__name__
-        raise ValueError(f"combine: expected a tensor of shape ({B},), got {got}")
-    if not torch.isfinite(S_B).all():
-        row = int((~torch.isfinite(S_B)).nonzero()[0])
+    if not isinstance(S_B, Tensor):
+        raise ValueError(f"combine: expected a tensor of shape ({B},), got {type(S_B).__name__}")
+    if S_B.shape != (B,):
+        raise ValueError(f"combine: expected a tensor of shape ({B},), got {tuple(S_B.shape)}")
+    is_finite_B = torch.isfinite(S_B)
+    if not is_finite_B.all():
+        row = int((~is_finite_B).nonzero()[0])
         raise ValueError(f"combine: S is {S_B[row].item()} in row {row}; expected a finite number")
     return S_B.to(torch.float64)
 
@@ -258,11 +309,18 @@ def checked_sum(S_B: Any, B: int) -> Tensor:
 def _check_number(
     name: str, value: float, expected: str, low: float = 0.0, high: float = math.inf
 ) -> None:
+    """Raise ValueError if a parameter is no finite number from low to high.
+
+    Args:
+        expected: the words for these limits.
+    """
+    # A bool is an int in Python, and nobody means one as a parameter.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and math.isfinite(value) and low <= value <= high):
         raise ValueError(f"{name}: expected a number {expected}, got {value!r}")
 
 
 def _check_weights(name: str, weights_K: Tensor) -> None:
+    """Raise ValueError for a weight below 0, with which a mean over the rewards has no meaning."""
     if (weights_K < 0).any():
         raise ValueError(f"{name}: expected weights of 0 or more, got {weights_K.tolist()}")

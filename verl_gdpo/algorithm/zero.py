@@ -16,11 +16,15 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-EPS32, EPS64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
-WHOLE_IN_FLOAT32 = 2**24  # float32 holds all whole numbers up to this
+EPS32 = torch.finfo(torch.float32).eps
+EPS64 = torch.finfo(torch.float64).eps
+# float32 holds all whole numbers up to this one.
+WHOLE_IN_FLOAT32 = 2**24
 
-NO_SIGNAL = 1e-8  # far below what eps leaves of a difference, and above what float32 leaves of none
-RESIDUE = 1e-3  # of the summed absolute contributions; eps leaves about eps / std of rewards
+# This is far below what eps leaves of a difference, and above what float32 leaves of none.
+NO_SIGNAL = 1e-8
+# This is a share of the summed absolute contributions. eps leaves about eps / std of rewards.
+RESIDUE = 1e-3
 
 
 class Ranges(NamedTuple):
@@ -29,7 +33,7 @@ class Ranges(NamedTuple):
     count_GK: Tensor
     low_GK: Tensor
     high_GK: Tensor
-    scale_GK: Tensor  # what step 1 divided by; NaN with fewer than two values
+    scale_GK: Tensor  # Step 1 divided by it. It is NaN where there are fewer than two values.
 
     @property
     def varies_GK(self) -> Tensor:
@@ -39,8 +43,27 @@ class Ranges(NamedTuple):
 
 def group_sum(values_BK: Tensor, group_B: Tensor, G: int | None = None) -> Tensor:
     """Return the sums over each group, (G, K). With None, G is the highest number plus 1."""
-    G = int(group_B.max()) + 1 if G is None else G
-    return values_BK.new_zeros((G, values_BK.shape[1])).index_add_(0, group_B, values_BK)
+    if G is None:
+        G = int(group_B.max()) + 1
+    sums_GK = values_BK.new_zeros((G, values_BK.shape[1]))
+    return sums_GK.index_add_(0, group_B, values_BK)
+
+
+def group_min(values_BK: Tensor, group_B: Tensor, G: int) -> Tensor:
+    """Return the lowest value in each group, (G, K); inf in a group without a row."""
+    lowest_GK = values_BK.new_full((G, values_BK.shape[1]), torch.inf)
+    return lowest_GK.scatter_reduce_(0, _group_of_each(group_B, values_BK), values_BK, "amin")
+
+
+def group_max(values_BK: Tensor, group_B: Tensor, G: int) -> Tensor:
+    """Return the highest value in each group, (G, K); -inf in a group without a row."""
+    highest_GK = values_BK.new_full((G, values_BK.shape[1]), -torch.inf)
+    return highest_GK.scatter_reduce_(0, _group_of_each(group_B, values_BK), values_BK, "amax")
+
+
+def _group_of_each(group_B: Tensor, values_BK: Tensor) -> Tensor:
+    """Return the group of each value, (B, K), which `scatter_reduce_` wants; it takes no memory."""
+    return group_B[:, None].expand_as(values_BK)
 
 
 # --- what is not there ----------------------------------------------------------------------------
@@ -56,8 +79,11 @@ def has_a_reward(present_BK: Any, weights_K: Any) -> Any:
 
 def has_tokens(mask_BT: Tensor) -> Tensor:
     """Does a row of this bool mask train any token? On bools, `any` takes 40 times as long."""
+    if mask_BT.shape[1] == 0:
+        # There is no largest of no numbers.
+        return mask_BT.any(dim=1)
     bytes_BT = mask_BT.view(torch.uint8)
-    return bytes_BT.amax(dim=1).bool() if mask_BT.shape[1] else mask_BT.any(dim=1)
+    return bytes_BT.amax(dim=1).bool()
 
 
 # --- what float64 and the numbers of a scorer leave -----------------------------------------------
@@ -90,27 +116,33 @@ def sum_without_rounding(
     taken at their word, whatever their format: two of them differ because the scorer meant it.
     `weights_K` may be (B, K).
     """
-    varies_GK, weights_GK = ranges.varies_GK, weights_K.abs()
+    varies_GK = ranges.varies_GK
+    weights_GK = weights_K.abs()
     if weights_K.ndim == 2:
-        index_BK, none_GK = group_B[:, None].expand_as(weights_K), torch.zeros_like(ranges.low_GK)
-        weights_GK = none_GK.scatter_reduce_(0, index_BK, weights_GK, "amax")
-    cancels_G = (varies_GK & (weights_GK != 0)).sum(dim=1) > 1
-    precision_GK = torch.where(cancels_G[:, None], precision_K, EPS64)
-    # errors relative to the largest value: precision / 2 each for r and its mean, and EPS64 / 2
-    # for each term of the sums over n values and over K rewards
+        weights_GK = group_max(weights_GK, group_B, len(varies_GK))
+
+    number_that_vary_G = (varies_GK & (weights_GK != 0)).sum(dim=1)
+    may_cancel_G = number_that_vary_G > 1
+    precision_GK = torch.where(may_cancel_G[:, None], precision_K, EPS64)
+    # Relative to the largest value, r and its mean are wrong by half of the precision each. Each
+    # term of the sums, over the n values of a group and over K rewards, adds half of EPS64.
     terms_GK = ranges.count_GK + weights_K.shape[-1]
     largest_GK = torch.maximum(ranges.high_GK, -ranges.low_GK)
-    rounding_GK = (precision_GK + terms_GK * EPS64 / 2) * largest_GK
-    # at most a quarter of the range, so that one varying reward alone never counts as rounding
-    rounding_GK = torch.minimum(rounding_GK, (ranges.high_GK - ranges.low_GK) / 4)
-    rounding_GK = torch.where(varies_GK, rounding_GK / ranges.scale_GK, 0.0)
-    rounding_G = (rounding_GK * weights_GK).sum(dim=1)
-    return torch.where(S_B.abs() <= rounding_G[group_B], 0.0, S_B)
+    error_GK = (precision_GK + terms_GK * EPS64 / 2) * largest_GK
+    # At most a quarter of the range, so that one varying reward alone never counts as rounding.
+    quarter_GK = (ranges.high_GK - ranges.low_GK) / 4
+    limited_GK = torch.minimum(error_GK, quarter_GK)
+    # Step 1 has divided the error too. A reward that does not vary has an exact z of 0.
+    error_of_z_GK = torch.where(varies_GK, limited_GK / ranges.scale_GK, 0.0)
+    error_of_S_G = (error_of_z_GK * weights_GK).sum(dim=1)
+    is_rounding_B = S_B.abs() <= error_of_S_G[group_B]
+    return torch.where(is_rounding_B, 0.0, S_B)
 
 
 def mean_without_rounding(mean: Tensor, S_B: Tensor) -> Tensor:
     """Is the mean of S the rounding error of a sum of B numbers? Return it, exactly 0 if it is."""
-    return torch.where(mean.abs() <= EPS64 * len(S_B) * S_B.abs().max(), 0.0, mean)
+    rounding = EPS64 * len(S_B) * S_B.abs().max()
+    return torch.where(mean.abs() <= rounding, 0.0, mean)
 
 
 def centred_without_rounding(centred_B: Floats, value_B: npt.NDArray[Any]) -> Floats:
@@ -126,7 +158,9 @@ def without_last_digits(values_BK: Floats) -> Floats:
     a float64 sum (1e-15), and below any difference that a scorer means.
     """
     largest_K = np.abs(values_BK).max(axis=0)
-    rounded_BK: Floats = np.round(values_BK / np.where(largest_K > 0, largest_K, 1.0), 12)
+    # A reward that is 0 everywhere stays 0, whatever divides it.
+    unit_K = np.where(largest_K > 0, largest_K, 1.0)
+    rounded_BK: Floats = np.round(values_BK / unit_K, 12)
     return rounded_BK
 
 
@@ -145,7 +179,8 @@ def or_0(values: Floats) -> Floats:
 
 def has_signal(S_B: Floats, c_BK: Floats) -> Bools:
     """Is S more than rounding, and more than what eps leaves of contributions that cancel?"""
-    enough_B: Bools = np.abs(S_B) > np.maximum(NO_SIGNAL, RESIDUE * np.abs(c_BK).sum(axis=1))
+    residue_B = RESIDUE * np.abs(c_BK).sum(axis=1)
+    enough_B: Bools = np.abs(S_B) > np.maximum(NO_SIGNAL, residue_B)
     return enough_B
 
 
@@ -157,7 +192,8 @@ def is_mean_0(mean: float, std: float) -> bool:
 def with_slack(bounds: tuple[float, float]) -> tuple[float, float, float]:
     """Is a reward at its bound, or outside? Return low, high, and by how much float32 may miss."""
     low, high = bounds
-    return low, high, 1e-6 * (high - low)
+    slack = 1e-6 * (high - low)
+    return low, high, slack
 
 
 def is_gain(gain: float, largest: float) -> bool:
@@ -172,14 +208,19 @@ def is_the_sum(score: Any, total: Any) -> Any:
 
 # --- what is shown, and compared with what was logged ---------------------------------------------
 
-REPRODUCED = 1e-5  # a logged advantage, which is float32, differs from ours by no more
-SAME_SHARE = 1e-6  # of the update; weights that keep shares are solved to `SOLVED`
+# A logged advantage, which is float32, differs from ours by no more.
+REPRODUCED = 1e-5
+# Two shares of the update that differ by no more are the same.
+SAME_SHARE = 1e-6
+# Weights that keep the shares are solved to this, far below the comparison above.
 SOLVED = 1e-12
-SAME_STD = 1e-3  # of the step's std; smaller differences of two estimators can come from eps alone
+# This is a share of the step's std. Smaller differences of two estimators can come from eps alone.
+SAME_STD = 1e-3
 
 
 def to_6_decimals(A_B: Floats) -> Floats:
     """Which advantages count as the same? Return equal numbers for them; -0.0 becomes 0.0."""
+    # Adding 0 makes 0.0 of -0.0.
     rounded_B: Floats = A_B.round(6) + 0.0
     return rounded_B
 
@@ -187,7 +228,9 @@ def to_6_decimals(A_B: Floats) -> Floats:
 def std_or_0(A_B: Floats) -> float:
     """Do advantages vary at all? Return their std (ddof 0), 0 for a constant that was float32."""
     std = float(A_B.std())
-    return std if std > 1e-6 * np.abs(A_B).max() else 0.0
+    if std > 1e-6 * np.abs(A_B).max():
+        return std
+    return 0.0
 
 
 def is_apart(scaled_B: Floats) -> Bools:
