@@ -536,6 +536,14 @@ def test_tokens_have_to_be_counted():
         compute_gdpo_scalars([[1.0], [2.0]], [0, 0], batch_norm="token")
 
 
+@pytest.mark.parametrize("counts", [[[3], [5]], [3], 3, [3, 5, 7], torch.ones(2, 2)])
+def test_token_counts_are_one_a_sample(counts):
+    got = tuple(torch.as_tensor(counts).shape)
+    message = re.escape(f"token_count_B: expected shape (2,), got {got}")
+    with pytest.raises(ValueError, match=message):
+        compute_gdpo_scalars([[1.0], [2.0]], [0, 0], batch_norm="token", token_count_B=counts)
+
+
 @pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
 def other_default_dtype(request):
     before = torch.get_default_dtype()

@@ -257,7 +257,7 @@ def check_inputs(
     group_B, G = group_index(group_ids, B, device)
     counted_B = zero.has_a_reward(there_BK, weights_K)
     if method.batch_norm == "token":
-        times_B = counted_B * _token_counts(token_count_B, device)
+        times_B = counted_B * _token_counts(token_count_B, (B,), device)
     else:
         times_B = counted_B
     return Batch(
@@ -367,13 +367,20 @@ def _mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) ->
     if mask is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
     tensor = torch.as_tensor(mask, device=device)
-    if tensor.shape != shape:
-        raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+    _check_shape(name, tensor, shape)
     return tensor.to(torch.bool)
 
 
-def _token_counts(counts: Any, device: torch.device) -> Tensor:
-    """Return the counts as a tensor of any dtype; raise ValueError for None."""
+def _token_counts(counts: Any, shape: tuple[int], device: torch.device) -> Tensor:
+    """Return the counts as a tensor of any dtype; raise ValueError for None or another shape."""
     if counts is None:
         raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
-    return torch.as_tensor(counts, device=device)
+    tensor = torch.as_tensor(counts, device=device)
+    _check_shape("token_count_B", tensor, shape)
+    return tensor
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    # Broadcasting would make something of a wrong shape, and nobody would notice.
+    if tensor.shape != expected:
+        raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
