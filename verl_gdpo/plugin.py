@@ -5,9 +5,9 @@ the group `verl.plugins`, through `VERL_USE_EXTERNAL_MODULES=verl_gdpo.plugin`, 
 
 Right after verl imports a module of the table, `hooks/extend.py` puts a function there that imports
 ours at its first call. If verl lacks a name, or ours cannot be imported, gdpo is refused with the
-reason, and verl's own function goes on. For a row of `OF_MODELS`, a warning gives the reason. If
-verl lacks a module, as its branch `neo` lacks `verl.trainer.ppo.v1`, that is no reason: the module
-is never imported.
+reason, and verl's own function goes on. For a row of `OF_MODELS` or `OF_CHECKPOINTS`, a warning
+gives the reason. If verl lacks a module, as its branch `neo` lacks `verl.trainer.ppo.v1`, that is
+no reason: the module is never imported.
 
 A run without gdpo calls verl's own functions with verl's own arguments.
 
@@ -75,11 +75,6 @@ _WHEN_IMPORTED = {
         "FullyAsyncRollouter.fit": "legacy:fit_rollouter",
         "FullyAsyncRollouter._streaming_generation_main": "legacy:generate_and_note",
     },
-    "verl.utils.checkpoint.fsdp_checkpoint_manager": {
-        "FSDPCheckpointManager.load_checkpoint(local_path)": "resumed:load_and_count",
-        "FSDPCheckpointManager.ensure_checkpoint_capacity(max_ckpt_to_keep)": "",
-        "FSDPCheckpointManager.register_checkpoint(new_path,max_ckpt_to_keep)": "",
-    },
 }
 
 # for any estimator: each acts only where a run asks for it, and gdpo is never refused for one
@@ -97,6 +92,19 @@ OF_MODELS = extensions(
     },
     only_for="attention=packed_sdpa, and for fused kernels under FSDP2. If a model cannot be built "
     "or trained, set attention=flash_attn and actor_rollout_ref.model.use_fused_kernels=False",
+)
+
+# where a resume hands them a list; gdpo is never refused for one
+OF_CHECKPOINTS = extensions(
+    {
+        "verl.utils.checkpoint.fsdp_checkpoint_manager": {
+            "FSDPCheckpointManager.load_checkpoint(local_path)": "resumed:load_and_count",
+            "FSDPCheckpointManager.ensure_checkpoint_capacity(max_ckpt_to_keep)": "",
+            "FSDPCheckpointManager.register_checkpoint(new_path,max_ckpt_to_keep)": "",
+        },
+    },
+    only_for="max_actor_ckpt_to_keep in a resumed run. Without it, verl keeps so many more after "
+    "each resume: delete old ones yourself",
 )
 
 # methods of the class of a trainer or buffer, when one is made for gdpo
@@ -150,6 +158,7 @@ _CALLED_BY_TOOLS = {
 
 EXTENSIONS = (
     *extensions(_WHEN_IMPORTED),
+    *OF_CHECKPOINTS,
     *OF_MODELS,
     *extensions(_AT_CONSTRUCTION, at_construction=True),
 )

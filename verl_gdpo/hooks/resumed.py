@@ -128,7 +128,9 @@ def load_and_count(
     """Fill verl's list after a load, in the worker of a rank."""
     result = original(self, local_path, *args, **kwargs)
     noted = os.environ.get(SAVED_BEFORE)
-    if local_path is None or not noted or self.previous_saved_paths:
+    # a verl without this list counts in another way
+    is_empty = getattr(self, "previous_saved_paths", None) == []
+    if local_path is None or not noted or not is_empty:
         return result
     loaded = Path(local_path).resolve()
     saved = json.loads(noted).get(loaded.name, [])
