@@ -16,29 +16,56 @@ def drop_failed(rows: BatchRows, smallest: int) -> BatchRows:
 
     A group leaves as a whole, and gets the note, if they leave fewer than `smallest` samples of it.
     """
-    column = rows.columns[NOTES_KEY]
-    uid_of = {row: rows.keys[row].uid for row in np.flatnonzero(rows.counted_B).tolist()}
-    notes = {row: column[row] for row in uid_of if column[row] is not ABSENT}
+    notes = _notes_of_samples(rows)
     failed = {row for row, note in notes.items() if note.get(DROPPED)}
-    left = Counter(uid for row, uid in uid_of.items() if row not in failed)
-    too_small = {uid_of[row] for row in failed if left[uid_of[row]] < smallest}
-    dropped = failed | {row for row, uid in uid_of.items() if uid in too_small}
-    for row in dropped & notes.keys():
-        notes[row] = {**notes[row], DROPPED: 1.0}
-    is_padding_B = rows.is_padding_B | np.isin(rows.session_B, list(dropped))
+    dropped = failed | _samples_of_small_groups(rows, failed, smallest)
+    for row, note in notes.items():
+        if row in dropped:
+            notes[row] = {**note, DROPPED: 1.0}
+    # All rows of a session leave with the last one, which stands for them.
+    is_dropped_B = np.isin(rows.session_B, list(dropped))
+    is_padding_B = rows.is_padding_B | is_dropped_B
     return replace(rows, is_padding_B=is_padding_B, notes=list(notes.values()))
+
+
+def _notes_of_samples(rows: BatchRows) -> dict[int, Mapping[str, float]]:
+    """Return {row: its notes} of the samples that have some."""
+    column = rows.columns[NOTES_KEY]
+    notes = {}
+    for row in rows.samples:
+        # A sample that an agent loop scored itself has no notes.
+        if column[row] is not ABSENT:
+            notes[row] = column[row]
+    return notes
+
+
+def _samples_of_small_groups(rows: BatchRows, failed: set[int], smallest: int) -> set[int]:
+    """Return the samples of each group that has failed ones, and fewer than `smallest` others."""
+    left: Counter[str] = Counter()  # {prompt: its samples that have not failed}
+    for row in rows.samples:
+        if row not in failed:
+            left[rows.keys[row].uid] += 1
+    # A group that was small before anything failed stays, as it does without `on_error: drop`.
+    uids_of_failed = {rows.keys[row].uid for row in failed}
+    too_small = {uid for uid in uids_of_failed if left[uid] < smallest}
+    return {row for row in rows.samples if rows.keys[row].uid in too_small}
 
 
 def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: str) -> None:
     """Raise RewardError if more than `most` of the samples have failed, or are dropped.
 
     Args:
-        notes: of each sample.
+        notes: of each sample; all have the same keys.
         where: says which samples these are.
     """
-    for key in notes[0] if notes else ():
-        share = sum(each[key] for each in notes) / len(notes)
-        if key.startswith((FAILED, DROPPED)) and share > most:
+    if not notes:
+        return
+    for key in notes[0]:
+        # The other notes are durations and counts, which are logged alone.
+        if not key.startswith((FAILED, DROPPED)):
+            continue
+        share = sum(note[key] for note in notes) / len(notes)
+        if share > most:
             raise RewardError(
                 f"reward.reward_functions: {key.replace('_', ' ')}: {share:.0%} of the samples "
                 f"{where}, and algorithm.gdpo.max_failed={most:g}. The log of the reward workers "
@@ -49,5 +76,8 @@ def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: st
 def empty_dropped(infos: Mapping[str, list[Any]]) -> None:
     """Set all values of dropped samples to None, with which they count nowhere in validation."""
     for row, notes in enumerate(infos.get(NOTES_KEY, ())):
-        for column in infos.values() if notes and notes.get(DROPPED) else ():
+        if not notes or not notes.get(DROPPED):
+            continue
+        # This empties the notes as well, which are one of the columns.
+        for column in infos.values():
             column[row] = None

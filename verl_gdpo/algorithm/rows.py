@@ -6,7 +6,6 @@ verl's trainers know rows by key, and the advantage knows only numbers. This mod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,8 @@ class BatchRows:
         step: int | None = None,
     ) -> "BatchRows":
         """Make rows from verl's TransferQueue, which uses keys `{uid}_{session}_{index}`."""
-        return cls.of([RowKey.of_text(key) for key in keys], keys, infos, sources, is_padding, step)
+        row_keys = [RowKey.of_text(key) for key in keys]
+        return cls.of(row_keys, keys, infos, sources, is_padding, step)
 
     @classmethod
     def of(
@@ -95,22 +95,19 @@ class BatchRows:
         step: int | None = None,
     ) -> "BatchRows":
         """Make rows of verl's reward_extra_info of each."""
-        last: dict[tuple[str, int], int] = {}  # {(uid, session): its last row}
-        for row, key in enumerate(keys):
-            known = last.get((key.uid, key.session))
-            if known is None or key.index > keys[known].index:
-                last[key.uid, key.session] = row
+        own_scores = {}
+        for row, info in enumerate(infos):
+            if AGENT_SCORE_KEY in info:
+                own_scores[row] = info[AGENT_SCORE_KEY]
         return cls(
             keys=keys,
             labels=labels,
             columns=columns_of(infos),
             sources=sources,
-            session_B=np.array([last[key.uid, key.session] for key in keys], dtype=np.int64),
+            session_B=_last_row_of_session(keys),
             is_padding_B=np.array(is_padding, dtype=np.bool_),
             step=step,
-            own_scores={
-                r: info[AGENT_SCORE_KEY] for r, info in enumerate(infos) if AGENT_SCORE_KEY in info
-            },
+            own_scores=own_scores,
         )
 
     @classmethod
@@ -123,13 +120,14 @@ class BatchRows:
             uids: of each row; samples of one prompt share one.
         """
         size = len(uids)
+        lists = {}
+        for name, column in columns.items():
+            # `tolist` makes Python's own numbers of numpy's, which messages show without a class.
+            lists[name] = column.tolist() if isinstance(column, np.ndarray) else column
         return cls(
             keys=RowKey.of_uids(uids),
             labels=[f"row {row}" for row in range(size)],
-            columns={
-                name: column.tolist() if isinstance(column, np.ndarray) else column
-                for name, column in columns.items()
-            },
+            columns=lists,
             sources=[""] * size,
             session_B=np.arange(size),
             is_padding_B=np.zeros(size, dtype=np.bool_),
@@ -149,8 +147,11 @@ class BatchRows:
 
     def extra_info(self, row: int) -> dict[str, Any]:
         """Return verl's reward_extra_info of one row."""
-        values = {name: column[row] for name, column in self.columns.items()}
-        return {name: value for name, value in values.items() if value is not ABSENT}
+        info = {}
+        for name, column in self.columns.items():
+            if column[row] is not ABSENT:
+                info[name] = column[row]
+        return info
 
     def origin_of(self, row: int) -> str:
         """Return who returned the `extra_info` of a row, for messages that continue with it."""
@@ -167,22 +168,46 @@ class BatchRows:
         stands_for_itself_B: npt.NDArray[np.bool_] = self.session_B == np.arange(len(self))
         return stands_for_itself_B & ~self.is_padding_B
 
+    @property
+    def samples(self) -> list[int]:
+        """The numbers of the rows that are counted."""
+        return np.flatnonzero(self.counted_B).tolist()
+
     def over_sessions(self, count_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the sum of a count over the rows of each session, in its last row; else 0."""
         return np.bincount(self.session_B, count_B, minlength=len(self)).astype(np.int64)
 
     def raise_on_error(self) -> None:
         """Raise RewardError if the reward manager could not score a sample."""
-        errors = zip(self.columns.get(ERROR_KEY, []), self.is_padding_B, strict=False)
-        failed = [error for error, is_padding in errors if error is not ABSENT and not is_padding]
-        if failed:
+        if ERROR_KEY not in self.columns:
+            return
+        errors = []
+        for error, is_padding in zip(self.columns[ERROR_KEY], self.is_padding_B, strict=True):
+            # Padding is a copy of another row, with its error.
+            if error is not ABSENT and not is_padding:
+                errors.append(error)
+        if errors:
             raise RewardError(
-                f"{len(failed)} of {len(self)} samples could not be scored. The first: {failed[0]}"
+                f"{len(errors)} of {len(self)} samples could not be scored. The first: {errors[0]}"
             )
 
 
 def columns_of(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the reward_extra_info of each row as columns, with ABSENT where a row lacks a key."""
-    names = dict.fromkeys(chain.from_iterable(infos))
+    names: dict[str, None] = {}  # a set that keeps the order
+    for info in infos:
+        names.update(dict.fromkeys(info))
+    # The score that an agent loop set is no value of a scorer: it stands in `own_scores`.
     names.pop(AGENT_SCORE_KEY, None)
     return {name: [info.get(name, ABSENT) for info in infos] for name in names}
+
+
+def _last_row_of_session(keys: Sequence[RowKey]) -> npt.NDArray[np.int64]:
+    """Return for each row the number of the last row of its session, (B,)."""
+    last: dict[tuple[str, int], int] = {}
+    for row, key in enumerate(keys):
+        session = (key.uid, key.session)
+        # verl may hand over the rows of a session in any order.
+        if session not in last or key.index > keys[last[session]].index:
+            last[session] = row
+    return np.array([last[key.uid, key.session] for key in keys], dtype=np.int64)
