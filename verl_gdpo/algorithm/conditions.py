@@ -52,11 +52,11 @@ def paid_by_bounds(settings: GdpoSettings, *, is_summed: bool) -> list[PaidFailu
     for name, term in settings.terms.items():
         if term.when is None or name not in settings.bounds:
             continue
-        bounds = settings.bounds[name]
-        reachable = _Reachable(np.array(bounds), np.ones(2), is_summed)
+        low, high = settings.bounds[name]
+        reachable = _Reachable(np.array([low, high]), np.ones(2), is_summed)
         worst = _worst_place(term, reachable)
         if worst is not None:
-            value = f"{bounds[worst]:g}, which is within its bounds [{bounds[0]:g}, {bounds[1]:g}]"
+            value = f"{reachable.values_V[worst]:g}, which is within its bounds [{low:g}, {high:g}]"
             found.append(_paid(name, term, reachable, value))
     return found
 
@@ -76,19 +76,23 @@ def paid_in_batch(
     for name, term in settings.terms.items():
         if term.when is None:
             continue
-        values_V, factors_V, criteria = raw.values[name], np.ones(len(raw.samples)), 1
-        if name in raw.rubrics:
-            values_NJ, weights_NJ = raw.rubrics[name]
-            values_V, factors_V = values_NJ.ravel(), weights_NJ.ravel()
-            criteria = values_NJ.shape[1]
-        reachable = _Reachable(values_V, factors_V, is_summed)
+        reachable = _reached(name, raw, is_summed)
         worst = _worst_place(term, reachable)
         if worst is not None:
-            label = rows.label(raw.samples[worst // criteria])
-            what = "a criterion of " if name in raw.rubrics else ""
-            value = f"{values_V[worst]:g}, which {what}{label} has"
+            values_of_sample = len(reachable.values_V) // len(raw.samples)
+            label = rows.label(raw.samples[worst // values_of_sample])
+            whose = f"a criterion of {label}" if name in raw.rubrics else label
+            value = f"{reachable.values_V[worst]:g}, which {whose} has"
             found.append(_paid(name, term, reachable, value))
     return found
+
+
+def _reached(name: str, raw: RawRewards, is_summed: bool) -> _Reachable:
+    """Return the values of a reward in a batch, sample by sample; of a rubric, each criterion's."""
+    if name in raw.rubrics:
+        rubric = raw.rubrics[name]
+        return _Reachable(rubric.values_NJ.ravel(), rubric.weights_NJ.ravel(), is_summed)
+    return _Reachable(raw.values[name], np.ones(len(raw.samples)), is_summed)
 
 
 def _signs(term: RewardTerm) -> set[float]:
@@ -105,23 +109,32 @@ def _value_of_failing(term: RewardTerm, is_summed: bool) -> float | None:
 
 def _worst_place(term: RewardTerm, reachable: _Reachable) -> int | None:
     """Return the place of the value that is furthest below that of failing; None without one."""
-    signs, failing = _signs(term), _value_of_failing(term, reachable.is_summed)
+    signs = _signs(term)
+    failing = _value_of_failing(term, reachable.is_summed)
     there_V = ~np.isnan(reachable.values_V)
     if failing is None or not signs or not there_V.any():
         return None
     more_V = reachable.factors_V * (failing - reachable.values_V)
+    # With a schedule of both signs, failing must not pay under either.
     gain_V = np.max([sign * more_V for sign in signs], axis=0)
-    gain_V = np.where(there_V, gain_V, -np.inf)
-    largest = np.abs(reachable.factors_V * reachable.values_V)[there_V].max()
+    gain_V[~there_V] = -np.inf
     worst = int(gain_V.argmax())
-    return worst if is_gain(gain_V[worst], max(largest, abs(failing))) else None
+    # Rounding grows with the numbers that are subtracted.
+    largest = np.abs(reachable.factors_V * reachable.values_V)[there_V].max()
+    if is_gain(gain_V[worst], max(largest, abs(failing))):
+        return worst
+    return None
 
 
 def _lowest(term: RewardTerm, reachable: _Reachable) -> float | None:
     """Return the value that is worst for all; None where weights of both signs leave none."""
     there_V = ~np.isnan(reachable.values_V) & (reachable.factors_V != 0)
-    values_V, factors_V = reachable.values_V[there_V], reachable.factors_V[there_V]
-    directions = {sign * float(each) for sign in _signs(term) for each in np.sign(factors_V)}
+    values_V = reachable.values_V[there_V]
+    signs_of_factors = set(np.sign(reachable.factors_V[there_V]).tolist())
+    directions = set()
+    for sign in _signs(term):
+        for sign_of_factor in signs_of_factors:
+            directions.add(sign * sign_of_factor)
     if directions == {1.0}:
         return float(values_V.min())
     if directions == {-1.0}:
@@ -130,27 +143,47 @@ def _lowest(term: RewardTerm, reachable: _Reachable) -> float | None:
 
 
 def _paid(name: str, term: RewardTerm, reachable: _Reachable, value: str) -> PaidFailure:
+    """Return the finding, with its message.
+
+    Args:
+        value: of a sample that meets the condition; it is worse than that of failing.
+    """
     assert term.when is not None
     failing = _value_of_failing(term, reachable.is_summed)
-    written = "the default" if term.otherwise is None else f"otherwise={term.otherwise}"
-    if term.otherwise == "missing":
-        written += ", as rewards are summed first"
     weight = f" with weight={term.weight}" if _signs(term) != {1.0} else ""
-    lowest, choices = _lowest(term, reachable), []
+    message = (
+        f"{REWARDS}.{name}: a sample without {term.when.reward!r} of at least "
+        f"{term.when.at_least:g} gets {failing:g} ({_written(term)}){weight}, which is better than "
+        f"{value}, so that failing the condition pays. "
+        f"Choose: {'; or '.join(_choices(name, term, reachable))}."
+    )
+    if term.otherwise is None:
+        message += f" To keep 0, write it: {line_of(REWARDS, {name: {'otherwise': 'zero'}})}"
+    return PaidFailure(name, is_default=term.otherwise is None, message=message)
+
+
+def _written(term: RewardTerm) -> str:
+    """Return where the value of failing comes from, for the message."""
+    if term.otherwise is None:
+        return "the default"
+    if term.otherwise == "missing":
+        return "otherwise=missing, as rewards are summed first"
+    return f"otherwise={term.otherwise}"
+
+
+def _choices(name: str, term: RewardTerm, reachable: _Reachable) -> list[str]:
+    """Return what the user can write instead."""
+    choices = []
+    # Where rewards are summed first, a missing one counts as 0, which mends nothing.
     if not reachable.is_summed:
         line = line_of(REWARDS, {name: {"otherwise": "missing"}})
         choices.append(f"to compare only samples that meet the condition, {line}")
+    lowest = _lowest(term, reachable)
     if lowest is not None:
         line = line_of(REWARDS, {name: {"otherwise": lowest}})
         choices.append(f"to give the others the lowest value, {line}")
     if not choices:
-        choices = ["return a reward that is better the higher it is, and give it a weight above 0"]
-    zero = ""
-    if term.otherwise is None:
-        zero = f" To keep 0, write it: {line_of(REWARDS, {name: {'otherwise': 'zero'}})}"
-    message = (
-        f"{REWARDS}.{name}: a sample without {term.when.reward!r} of at least "
-        f"{term.when.at_least:g} gets {failing:g} ({written}){weight}, which is better than "
-        f"{value}, so that failing the condition pays. Choose: {'; or '.join(choices)}.{zero}"
-    )
-    return PaidFailure(name, term.otherwise is None, message)
+        choices.append(
+            "return a reward that is better the higher it is, and give it a weight above 0"
+        )
+    return choices

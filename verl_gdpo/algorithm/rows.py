@@ -171,7 +171,8 @@ class BatchRows:
     @property
     def samples(self) -> list[int]:
         """The numbers of the rows that are counted."""
-        return np.flatnonzero(self.counted_B).tolist()
+        numbers: list[int] = np.flatnonzero(self.counted_B).tolist()
+        return numbers
 
     def over_sessions(self, count_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the sum of a count over the rows of each session, in its last row; else 0."""

@@ -30,14 +30,22 @@ class Rubric(NamedTuple):
         Args:
             rubric_weights: the setting; weights are divided by the sum of their absolute values.
         """
-        criteria = [each if isinstance(each, Mapping) else {} for each in criteria]
-        table = np.full((len(criteria), max(1, *map(len, criteria)), 2), [np.nan, 0.0])
-        for row, of_row in enumerate(criteria):
-            for j, name in enumerate(sorted(of_row)):
-                table[row, j] = of_row[name]
-        values_NJ, weights_NJ = table[..., 0], table[..., 1]
+        of_samples: list[Mapping[str, Sequence[float | None]]] = []
+        for of_sample in criteria:
+            # A function failed, or the sample is of a data source without this rubric.
+            of_samples.append(of_sample if isinstance(of_sample, Mapping) else {})
+        # A reward has at least one term, also where no sample has a criterion.
+        J = max(1, *map(len, of_samples))
+        values_NJ = np.full((len(of_samples), J), np.nan)
+        weights_NJ = np.zeros((len(of_samples), J))
+        for sample, of_sample in enumerate(of_samples):
+            for j, name in enumerate(sorted(of_sample)):
+                value, weight = of_sample[name]
+                values_NJ[sample, j] = np.nan if value is None else value
+                weights_NJ[sample, j] = weight
         if rubric_weights == "divided":
             total_N1 = np.abs(weights_NJ).sum(axis=1, keepdims=True)
+            # Without criteria, all weights and their sum are 0.
             weights_NJ = weights_NJ / np.where(total_N1 > 0, total_N1, 1.0)
         return cls(values_NJ, weights_NJ)
 
@@ -45,7 +53,8 @@ class Rubric(NamedTuple):
     def score_N(self) -> Floats:
         """The weighted sum, to which a missing criterion adds nothing; NaN without any."""
         is_empty_N = np.isnan(self.values_NJ).all(axis=1)
-        return np.where(is_empty_N, np.nan, np.nansum(self.values_NJ * self.weights_NJ, axis=1))
+        sum_N = np.nansum(self.values_NJ * self.weights_NJ, axis=1)
+        return np.where(is_empty_N, np.nan, sum_N)
 
 
 class Terms(NamedTuple):
@@ -71,37 +80,55 @@ def criteria_of(values: Any, weights: Any) -> dict[str, list[float | None]]:
     Raises:
         ValueError: a value is no number, the names differ, or all weights are 0.
     """
-    weights = json.loads(weights) if isinstance(weights, str) else weights
+    if isinstance(weights, str):
+        weights = json.loads(weights)
     has_names = isinstance(values, Mapping)
-    weights = dict.fromkeys(values, 1.0) if has_names and weights is None else weights
-    weights = {k: v for k, v in dict(weights or {}).items() if v is not None}
-    if not has_names or not any(weights.values()) or {*values} != {*weights}:
+    if weights is None and has_names:
+        weights = dict.fromkeys(values, 1.0)
+    weight_of = {}
+    for criterion, weight in dict(weights or {}).items():
+        if weight is not None:
+            weight_of[criterion] = weight
+    if not has_names or not any(weight_of.values()) or set(values) != set(weight_of):
         raise ValueError(
-            f"a rubric returned {values!r}, and the row has the weights {weights}; expected "
+            f"a rubric returned {values!r}, and the row has the weights {weight_of}; expected "
             "{criterion: number}, and a weight for each, of which one is not 0"
         )
-    return {
-        as_text(k): [value_or_error(x, f"criterion {k!r} ") for x in (values[k], weight)]
-        for k, weight in weights.items()
-    }
+    pairs = {}
+    for criterion, weight in weight_of.items():
+        what = f"criterion {criterion!r} "
+        value = value_or_error(values[criterion], what)
+        pairs[as_text(criterion)] = [value, value_or_error(weight, what)]
+    return pairs
 
 
 def check_rubrics(rows: BatchRows) -> None:
     """Raise RewardError if samples of a prompt have other criteria, or other weights of them."""
-    counted = np.flatnonzero(rows.counted_B).tolist()
     for name, column in rows.columns.items():
-        if not name.startswith(RUBRIC_KEY):
-            continue
-        first_of: dict[str, tuple[int, Any]] = {}  # {prompt: its first row, and the weights there}
-        for row in counted:
-            criteria = column[row]
-            if not isinstance(criteria, Mapping):
-                continue  # a function failed, or the row is of another source
-            weights = {criterion: pair[1] for criterion, pair in criteria.items()}
-            first, expected = first_of.setdefault(rows.keys[row].uid, (row, weights))
-            if weights != expected:
-                raise RewardError(
-                    f"{rows.label(row)}: rubric {name.removeprefix(RUBRIC_KEY)!r} has the weights "
-                    f"{weights}, expected {expected}, those of {rows.label(first)} of the same "
-                    "prompt. Return each criterion for every sample, None where it is missing"
-                )
+        if name.startswith(RUBRIC_KEY):
+            _check_rubric(name.removeprefix(RUBRIC_KEY), column, rows)
+
+
+def _check_rubric(name: str, column: Sequence[Any], rows: BatchRows) -> None:
+    """Raise RewardError if samples of a prompt differ in the criteria of this rubric.
+
+    Args:
+        column: {criterion: [value, weight]} of each row.
+    """
+    first_of: dict[str, int] = {}  # {prompt: its first sample}
+    weights_of: dict[str, dict[str, Any]] = {}  # {prompt: the weights of that sample}
+    for row in rows.samples:
+        if not isinstance(column[row], Mapping):
+            continue  # a function failed, or the row is of another source
+        weights = {}
+        for criterion, (_value, weight) in column[row].items():
+            weights[criterion] = weight
+        uid = rows.keys[row].uid
+        first = first_of.setdefault(uid, row)
+        expected = weights_of.setdefault(uid, weights)
+        if weights != expected:
+            raise RewardError(
+                f"{rows.label(row)}: rubric {name!r} has the weights {weights}, expected "
+                f"{expected}, those of {rows.label(first)} of the same prompt. Return each "
+                "criterion for every sample, None where it is missing"
+            )
