@@ -156,3 +156,22 @@ def test_a_value_that_would_overflow_is_refused(value):
     with pytest.raises(ValueError, match=r"a is -?\S+; expected a number from -1e\+38 to 1e\+38"):
         value_or_error(value, "a ")
     assert value_or_error(-1e38) == -1e38
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), torch.tensor(1.0)])
+def test_numbers_become_python_floats(value):
+    assert type(value_or_error(value)) is float
+    assert value_or_error(value) == 1.0
+
+
+MEANT = ["1.0", "[1]", "array(1.)", "array([1.])", [1.0], np.array([1.0])]
+
+
+@pytest.mark.parametrize("value", MEANT)
+def test_what_may_be_meant_as_a_number(value):
+    assert may_be_meant(value)
+
+
+@pytest.mark.parametrize("value", ["yes", "nan", "(1)", [1.0, 2.0], ["inf"], [], {"a": 1}, None])
+def test_what_is_not_meant_as_a_number(value):
+    assert not may_be_meant(value)
