@@ -24,3 +24,18 @@ def test_a_group_that_is_only_padding_is_not_kept(place, metric):
     metric_B = None if metric is None else np.insert(metric[:4], 2 * place, metric[4])
     kept = classify_groups(rows, groups, GdpoSettings(), metric_B)
     assert kept == {"varies": None, "same": 1.0, "padding": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("metric_B", "kept"),
+    [
+        ([np.nan, np.nan], None),  # no sample has one: GDPO's signal alone decides
+        ([2.0, np.nan], 2.0),
+        ([2.0, 2.0], 2.0),
+        ([2.0, 3.0], None),
+    ],
+)
+def test_the_metric_must_vary_where_a_sample_has_one(metric_B, kept):
+    infos = [{"right": 0.0}, {"right": 1.0}]
+    rows = BatchRows.from_keys(["u_0_0", "u_1_0"], infos, ["s"] * 2, [False] * 2)
+    assert classify_groups(rows, ["u", "u"], GdpoSettings(), np.array(metric_B)) == {"u": kept}
