@@ -36,6 +36,7 @@ def test_a_step_is_known_while_it_is_open():
 
 def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
     monkeypatch.setattr(step_module, "_logged", set())
+    monkeypatch.setattr(step_module, "_had", set())  # by tests before this one
     rows = BatchRows.from_columns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, ["u"] * 2)
     settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
     for given in (settings, settings, GdpoSettings()):
