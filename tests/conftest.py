@@ -39,7 +39,7 @@ SHARED = {
         "repository/test_adding_a_task.py",
         "hooks/test_rollout_guard.py",
         "hooks/test_before_training.py",
-        "scoring/test_limits.py",
+        "hooks/test_shared_limits.py",
         "hostile/",
     ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),

@@ -1,23 +1,15 @@
-"""Limits of requests: when each may begin, and that all reward workers share them."""
+"""Limits of requests: when each may begin, and what happens to calls that do not end."""
 
 import asyncio
 import functools
-import inspect
-import re
 from bisect import bisect_left
 
 import pytest
-import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judge_stub import OTHERS, judge_stub
-from judge_stub import config_of as judge_stub_config
 from omegaconf import OmegaConf
-from reward_rows import Tokenizer, row_of
 from simulated_loop import simulate
-from verl.experimental.reward_loop.reward_manager import limited
 
-from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring.limits import (
     KEYS,
     AllStuckError,
@@ -229,18 +221,10 @@ def most_at_once(limiter, count, seconds=0.0):
     return most
 
 
-@pytest.fixture
-def without_ray(monkeypatch):
-    """Other tests of this process may have started it."""
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-
-
-@pytest.mark.usefixtures("without_ray")
-def test_a_limiter_without_ray():
+def test_a_limiter_counts_its_own_process_by_default():
     assert most_at_once(Limiter(Limits(max_concurrent=3)), 20) == 3
 
 
-@pytest.mark.usefixtures("without_ray")
 def test_the_time_limit_counts_without_the_waiting():
     """Ten calls of a tenth of the limit, one after the other, and one that takes longer."""
     assert most_at_once(Limiter(Limits(max_concurrent=1, timeout=0.5)), 10, 0.1) == 1
@@ -249,7 +233,6 @@ def test_the_time_limit_counts_without_the_waiting():
         asyncio.run(slow)
 
 
-@pytest.mark.usefixtures("without_ray")
 @pytest.mark.parametrize("limits", [Limits(timeout=60), Limits(max_concurrent=2), None])
 def test_a_time_out_of_the_function_itself_stays_what_it_is(limits):
     async def ask():
@@ -260,7 +243,6 @@ def test_a_time_out_of_the_function_itself_stays_what_it_is(limits):
     assert not isinstance(caught.value, NoAnswerError)
 
 
-@pytest.mark.usefixtures("without_ray")
 def test_a_call_that_cannot_be_cancelled_keeps_its_place():
     async def run():
         limiter, running = Limiter(Limits(max_concurrent=2, timeout=10)), set()
@@ -289,85 +271,6 @@ def test_a_call_that_cannot_be_cancelled_keeps_its_place():
     simulate(run())
 
 
-def test_all_workers_share_the_limits_of_a_run(ray_session):
-    """Two limiters, as of two processes; one who waits is cancelled, and its place comes back."""
-    first, second = (Limiter(Limits(max_concurrent=1)) for _ in range(2))
-
-    async def calls():
-        held, release = asyncio.Event(), asyncio.Event()
-
-        async def hold():
-            held.set()
-            await release.wait()
-
-        holding = asyncio.ensure_future(first.call(hold, "x"))
-        await held.wait()
-        waiting = [
-            asyncio.ensure_future(second.call(lambda: asyncio.sleep(0), "x")) for _ in range(2)
-        ]
-        done, _ = await asyncio.wait(waiting, timeout=1)
-        assert not done
-        waiting[0].cancel()
-        release.set()
-        await asyncio.wait_for(asyncio.gather(holding, waiting[1]), 30)
-        await asyncio.wait_for(first.call(lambda: asyncio.sleep(0), "x"), 30)
-
-    try:
-        asyncio.run(calls())
-    finally:
-        ray.kill(first._counter.actor)
-
-
-def test_all_workers_hear_that_all_places_are_stuck(ray_session):
-    first, second = (Limiter(Limits(max_concurrent=1, timeout=0.5)) for _ in range(2))
-
-    async def calls():
-        release = asyncio.Event()
-
-        async def hold():
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                await release.wait()
-
-        with pytest.raises(NoAnswerError):
-            await first.call(hold, "sample a of worker 1")
-        for _ in range(2):
-            waiting = second.call(lambda: asyncio.sleep(0), "sample b")
-            with pytest.raises(AllStuckError, match=r"^all 1 places .* sample a of worker 1"):
-                await asyncio.wait_for(waiting, 30)
-        release.set()
-        while (await asyncio.gather(second.call(returned, "c"), return_exceptions=True)) != [7]:
-            pass
-
-    async def returned():
-        return 7
-
-    try:
-        asyncio.run(calls())
-    finally:
-        ray.kill(first._counter.actor)
-
-
-def test_judges_of_two_managers_share_the_limits(ray_session, event_loop):
-    with judge_stub() as stub:
-        config = judge_stub_config(stub.address, {"max_concurrent": 1})
-        managers = [GdpoRewardManager(config, Tokenizer(), None) for _ in range(2)]
-
-        async def all_of_them():
-            rows = [(manager, row_of(f"{n}", "42", "s", **OTHERS)) for n, manager in both]
-            await asyncio.gather(*(manager.run_single(row) for manager, row in rows))
-            for manager in managers:
-                await manager.functions[0].function.client.close()
-
-        both = [(n, manager) for n in range(4) for manager in managers]
-        try:
-            event_loop.run_until_complete(all_of_them())
-            assert (stub.most, len(stub.asked)) == (1, 8)
-        finally:
-            ray.kill(managers[0].limiter._counter.actor)
-
-
 def config_of(functions, path=None, **limits):
     reward = {"custom_reward_function": {"path": path}, "reward_functions": functions, **limits}
     return OmegaConf.create({"reward": reward})
@@ -391,8 +294,3 @@ def test_limits_that_hold_for_nothing_are_refused():
             check_limits(config_of(None, path="mine.py", **dict(limits)))
     with pytest.raises(ValueError, match=r"x asks a service, and there are no limits\. Set one"):
         check_limits(config_of({"x": {"path": "x.py", "limited": True}}))
-
-
-def test_these_are_all_limits_that_verl_reads():
-    source = inspect.getsource(limited)
-    assert {*re.findall(r'(?:rm_cfg|config\.reward)\.get\("(\w+)"', source)} == {*KEYS}

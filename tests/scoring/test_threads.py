@@ -7,13 +7,14 @@ import sys
 import threading
 
 import pytest
-import ray
 from reward_rows import Tokenizer, row_of
 from run_config import listed
 
 from verl_gdpo.algorithm.values import NOTES_KEY
+from verl_gdpo.hooks import reward_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring import threads
+from verl_gdpo.scoring.limits import Counter
 
 HANGING = """
 import asyncio
@@ -70,8 +71,8 @@ def own_time_out(solution_str):
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch, event_loop):
-    """No Ray, and so many threads as on two cores."""
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    """A counter of this process, and so many threads as on two cores."""
+    monkeypatch.setattr(reward_manager, "counter_of_run", Counter)
     monkeypatch.setattr(threads, "usual_threads", lambda: 6)
 
 

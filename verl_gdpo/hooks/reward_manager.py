@@ -39,6 +39,7 @@ from verl_gdpo.algorithm.values import (
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.gates import raise_refusals
+from verl_gdpo.hooks.shared_limits import counter_of_run
 from verl_gdpo.scoring.function_list import OF_GROUP, algorithm_of, is_limited
 from verl_gdpo.scoring.limits import Limiter, check_limits
 from verl_gdpo.scoring.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
@@ -102,7 +103,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self.settings = read_settings(algorithm_of(config))
         self.is_custom = has_own_scorer(config)
         self.functions = reward_functions(config)
-        self.limiter = Limiter(check_limits(config))
+        self.limiter = Limiter(check_limits(config), counter_of_run)
         self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
         self.unlimited = Limiter(None)
         self._threads: dict[str, Threads] = {}  # {scorer: its threads}

@@ -2,7 +2,8 @@
 
 The keys are those of verl's manager `rate_limited`, `reward.max_concurrent` and so on. There each
 of the `reward.num_workers` processes counts for itself, so that eight of them ask eight times as
-often, and a failure scores 0. Here one actor of Ray counts, and a failure is one.
+often, and a failure scores 0. Here one counter counts for all of them (`hooks/shared_limits.py`),
+and a failure is one.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
 from verl_gdpo.scoring.function_list import limited_functions
@@ -18,11 +19,11 @@ from verl_gdpo.scoring.scorer_calls import NoAnswerError, answer_of, in_own_task
 
 T = TypeVar("T")
 
-ACTOR = "verl_gdpo"  # its name continues with the limits
 MINUTE = 60.0  # seconds
-BURST = 1.0  # seconds whose requests may start at once, as in verl
-MOST_WAITING = 1_000_000  # coroutines of the actor
-NAMED = 3  # stuck calls in a message
+# Requests of so many seconds may start at once, as in verl.
+BURST = 1.0
+# A message names so many of the calls that are stuck.
+NAMED = 3
 
 
 class AllStuckError(RuntimeError):
@@ -57,8 +58,7 @@ def limits_of(config: Any) -> Limits | None:
     Raises:
         ValueError: one of them is no number above 0, or no request could ever begin.
     """
-    values = {key: config.reward.get(key) for key in KEYS}
-    values = {key: value for key, value in values.items() if value is not None}
+    values = _written_limits(config)
     for key, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"reward.{key}={value}: expected a number above 0")
@@ -78,16 +78,28 @@ def limits_of(config: Any) -> Limits | None:
     return limits
 
 
+def _written_limits(config: Any) -> dict[str, Any]:
+    """Return {key: value} of the limits that have one in the configuration."""
+    values = {}
+    for key in KEYS:
+        value = config.reward.get(key)
+        if value is not None:
+            values[key] = value
+    return values
+
+
 def check_limits(config: Any) -> Limits | None:
     """Return the limits of requests of a run with our reward manager; None for none.
 
     Raises:
         ValueError: they hold for no function, or a function asks for some and there are none.
     """
-    limits, asking = limits_of(config), limited_functions(config)
-    if limits and not asking and config.reward.custom_reward_function.path is None:
-        values = {key: config.reward.get(key) for key in KEYS}
-        written = ", ".join(f"reward.{k}={v}" for k, v in values.items() if v is not None)
+    limits = limits_of(config)
+    asking = limited_functions(config)
+    # A function that a run has alone is always limited, so it needs no key that asks for it.
+    is_alone = config.reward.custom_reward_function.path is not None
+    if limits and not asking and not is_alone:
+        written = ", ".join(f"reward.{k}={v}" for k, v in _written_limits(config).items())
         raise ValueError(
             f"{written}: no function asks for limits. Set {FUNCTIONS}.NAME.limited=True for those "
             "that call a service, or leave the limits out"
@@ -114,14 +126,17 @@ class Places:
     def __init__(
         self, what: str, most: int, at_once: int | None = None, seconds: float | None = None
     ) -> None:
+        if at_once is None:
+            at_once = most
         self._what = what
         self._most = most
-        self._at_once = most if at_once is None else at_once
+        self._at_once = at_once
         self._seconds = seconds
         self._numbers = count()
         self._held: set[int] = set()
         self._stuck: dict[int, str] = {}  # {place: label}
         self._all_stuck_since = 0.0
+        # Who has the turn is the first of those who wait, so only one waits for a change.
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
 
@@ -168,15 +183,20 @@ class Places:
         try:
             await asyncio.wait_for(self._changed.wait(), left)
         except asyncio.TimeoutError:
-            labels = list(self._stuck.values())
-            others = len(labels) - NAMED
-            more = f"; and {others} more" if others > 0 else ""
-            raise AllStuckError(
-                f"all {self._most} {self._what} are held by calls that had no answer within "
-                f"reward.timeout={self._seconds} s, and that do not end: "
-                f"{'; '.join(labels[:NAMED])}{more}. Nothing can be scored any more. Give what "
-                "the function waits for a time limit of its own, below reward.timeout"
-            ) from None
+            raise AllStuckError(self._all_stuck()) from None
+
+    def _all_stuck(self) -> str:
+        """Return the message for whoever waits while all calls are stuck."""
+        labels = list(self._stuck.values())
+        named = "; ".join(labels[:NAMED])
+        if len(labels) > NAMED:
+            named += f"; and {len(labels) - NAMED} more"
+        return (
+            f"all {self._most} {self._what} are held by calls that had no answer within "
+            f"reward.timeout={self._seconds} s, and that do not end: {named}. Nothing can be "
+            "scored any more. Give what the function waits for a time limit of its own, below "
+            "reward.timeout"
+        )
 
 
 class Rate:
@@ -210,6 +230,7 @@ class Rate:
             self._changed.set()
 
     async def _wait_for_room(self) -> None:
+        """Wait until fewer requests than `per_minute` count."""
         clock = asyncio.get_running_loop().time
         while True:
             while self._begun and self._begun[0] + MINUTE <= clock():
@@ -217,18 +238,34 @@ class Rate:
             if len(self._allowed) + len(self._begun) < self._most:
                 return
             if self._begun:
+                # The oldest makes room first, because a request that begins meanwhile is younger.
                 await asyncio.sleep(self._begun[0] + MINUTE - clock())
             else:
+                # All were allowed and none has begun: only a beginning starts a minute.
                 self._changed.clear()
                 await self._changed.wait()
 
     async def _wait_for_due(self) -> None:
+        """Wait until so long after the request before that all are spread over the minute."""
         now = asyncio.get_running_loop().time()
-        saved = max(0.0, BURST - self._gap)  # of an idle time, at most this much counts
+        # Of an idle time, at most a burst counts as saved.
+        saved = max(0.0, BURST - self._gap)
         self._due = max(self._due, now - saved)
         if self._due > now:
             await asyncio.sleep(self._due - now)
         self._due += self._gap
+
+
+class RequestCounter(Protocol):
+    """What counts the requests of a run: a `Counter`, or what asks one in another process."""
+
+    async def allow(self) -> int: ...
+
+    def begin(self, request: int) -> None: ...
+
+    def mark_stuck(self, request: int, label: str) -> None: ...
+
+    def end(self, request: int) -> None: ...
 
 
 class Counter:
@@ -241,8 +278,10 @@ class Counter:
             most = int(limits.max_concurrent)
             what = f"places of reward.max_concurrent={most}"
             self._places = Places(what, most, seconds=limits.timeout)
+        self._rate: Rate | None = None
         per_minute = limits.per_minute()
-        self._rate = None if per_minute is None else Rate(per_minute)
+        if per_minute is not None:
+            self._rate = Rate(per_minute)
 
     async def allow(self) -> int:
         """Wait for all limits, and return the number of the request.
@@ -250,11 +289,15 @@ class Counter:
         Raises:
             AllStuckError: see `Places`.
         """
-        request = next(self._numbers) if self._places is None else await self._places.take()
+        if self._places is None:
+            request = next(self._numbers)
+        else:
+            request = await self._places.take()
         if self._rate is not None:
             try:
                 await self._rate.take(request)
             except BaseException:
+                # Who waits for the rate may be cancelled, and has a place already.
                 self.end(request)
                 raise
         return request
@@ -277,18 +320,25 @@ class Counter:
 
 
 class Limiter:
-    """The counter of a run, which is an actor where Ray runs, and else in this process.
+    """Calls functions within the limits of a run.
 
     limits: None for none.
+    make_counter: makes what counts the requests, when the first of them comes. By default this
+        process counts its own alone.
     """
 
-    def __init__(self, limits: Limits | None) -> None:
+    def __init__(
+        self, limits: Limits | None, make_counter: Callable[[Limits], RequestCounter] = Counter
+    ) -> None:
         self.limits = limits
-        self._counter: Any = None
+        self._make_counter = make_counter
+        self._counter: RequestCounter | None = None
 
     @property
     def timeout(self) -> float | None:
-        return None if self.limits is None else self.limits.timeout
+        if self.limits is None:
+            return None
+        return self.limits.timeout
 
     async def call(self, scoring: Callable[[], Awaitable[T]], label: str) -> T:
         """Await `scoring()` within the limits, in a task of its own.
@@ -304,11 +354,15 @@ class Limiter:
         """
         if self.limits is None:
             return await answer_of(in_own_task(scoring))
-        counter = self._counter_or_actor(self.limits)
+        # A manager that only checks its configuration sends no request and needs no counter.
+        if self._counter is None:
+            self._counter = self._make_counter(self.limits)
+        counter = self._counter
         request = await counter.allow()
 
         async def begin() -> T:
-            # here, because a function that blocks the event loop may hold up the task's start
+            # It is noted inside of the task, because a function that blocks the event loop may
+            # hold up the task's start.
             counter.begin(request)
             return await scoring()
 
@@ -319,45 +373,3 @@ class Limiter:
         except NoAnswerError:
             counter.mark_stuck(request, label)
             raise
-
-    def _counter_or_actor(self, limits: Limits) -> Any:
-        import ray  # takes a second, and most readers of `limits_of` have none
-
-        if self._counter is None:
-            self._counter = _ActorCounter(limits) if ray.is_initialized() else Counter(limits)
-        return self._counter
-
-
-class _ActorCounter:
-    """The counter that all reward workers share, with the methods of `Counter`."""
-
-    def __init__(self, limits: Limits) -> None:
-        import ray
-
-        name = f"{ACTOR} {limits}"
-        options = {"name": name, "get_if_exists": True, "num_cpus": 0}
-        counter = ray.remote(Counter).options(**options, max_concurrency=MOST_WAITING)
-        self.actor = counter.remote(limits)
-
-    async def allow(self) -> int:
-        allowed = self.actor.allow.remote()
-        try:
-            return await allowed  # type: ignore[no-any-return]
-        except asyncio.CancelledError:  # of who waits; the actor goes on, and gives the place
-            allowed.future().add_done_callback(self._refuse)
-            raise
-        except AllStuckError as error:  # the text of Ray's own copy is a traceback
-            raise AllStuckError(str(getattr(error, "cause", error))) from None
-
-    def _refuse(self, allowed: Any) -> None:
-        if allowed.exception() is None:
-            self.end(allowed.result())
-
-    def begin(self, request: int) -> None:
-        self.actor.begin.remote(request)
-
-    def mark_stuck(self, request: int, label: str) -> None:
-        self.actor.mark_stuck.remote(request, label)
-
-    def end(self, request: int) -> None:
-        self.actor.end.remote(request)
