@@ -15,7 +15,8 @@ from verl_gdpo.algorithm.values import check_name
 from verl_gdpo.tasks import TASKS, Task, options_of
 
 KEY = "reward.reward_functions"
-KINDS = ("path", "task", "judge")  # an entry has one of them
+# An entry has one of these keys, which says what scores.
+KINDS = ("path", "task", "judge")
 DEFAULTS = {
     "name": "compute_score",
     "rewards": None,
@@ -26,18 +27,27 @@ DEFAULTS = {
     "group": False,
     "limited": False,
 }
-RESERVED = (*KINDS, *DEFAULTS, "weight")  # all others are options
+# All other keys of an entry are options of its function.
+RESERVED = KINDS + tuple(DEFAULTS) + ("weight",)
 ON_ERROR = ("stop", "missing", "drop")
-JOINT = "__"  # between the name of a function and a key of the dict that it returns
-NUMBER = "number"  # the key `rewards` of a function that returns a number
-PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}  # of a group
-OF_GROUP = "verl_gdpo_group"  # a column: all rows of the batch are samples of one group
+# It stands between the name of a function and a key of the dict that the function returns.
+JOINT = "__"
+# The value of the key `rewards` for a function that returns one number.
+NUMBER = "number"
+# A function of a group takes lists, one value a sample, under these names.
+PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}
+# A batch with this column holds the samples of one group and nothing else.
+OF_GROUP = "verl_gdpo_group"
 
 
 def entries_of(config: Any) -> dict[str, dict[str, Any]]:
     """Return {name: keys, with their defaults} of the list, which may be empty."""
-    entries = plain(OmegaConf.select(config, KEY)) or {}
-    return {name: {**DEFAULTS, **(entry or {})} for name, entry in entries.items()}
+    written = plain(OmegaConf.select(config, KEY)) or {}
+    entries = {}
+    for name, entry in written.items():
+        # An entry without any key is null in YAML; `check_entry` then says what it needs.
+        entries[name] = {**DEFAULTS, **(entry or {})}
+    return entries
 
 
 def check_entries(config: Any) -> None:
@@ -45,24 +55,27 @@ def check_entries(config: Any) -> None:
     for name, entry in entries_of(config).items():
         try:
             check_name(name)
-            check_name(f"{name}{JOINT}")  # how the names of its rewards begin
+            # The names of the rewards in a dict begin like this.
+            check_name(f"{name}{JOINT}")
         except ValueError as error:
             raise ValueError(f"{KEY}: {error}") from None
         check_entry(name, entry)
 
 
 def check_entry(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise ValueError for an entry that has not one of `KINDS`, or is not `required`."""
+    """Raise ValueError for an entry with a key that cannot be, or without one of `KINDS`."""
     where = f"{KEY}.{name}"
-    if len(entry.keys() & KINDS) != 1:
+    kinds = sorted(entry.keys() & KINDS)
+    if len(kinds) != 1:
         raise ValueError(
-            f"{where}: got {sorted(entry.keys() & KINDS) or 'none'} of path, task and judge; "
+            f"{where}: got {kinds or 'none'} of path, task and judge; "
             "expected path=FILE.py (or pkg://MODULE), with name=FUNCTION, or task=TASK, a task of "
             "`verl-gdpo data`, or judge=ADDRESS, of a model"
         )
     for key in ("group", "rubric"):
         if entry[key] and "path" not in entry:
             raise ValueError(f"{where}.{key}={entry[key]}: only a function of `path` can have it")
+    # Lists of verl-omni have this key. There False means that a failure scores 0.
     if str(entry["required"]).lower() != "true":
         raise ValueError(
             f"{where}.required={entry['required']}: a reward that fails is never 0 here, it ends "
@@ -71,6 +84,7 @@ def check_entry(name: str, entry: Mapping[str, Any]) -> None:
     if entry["on_error"] not in ON_ERROR:
         expected = f"expected one of {', '.join(ON_ERROR)}"
         raise ValueError(f"{where}.on_error={entry['on_error']}: {expected}")
+    # One weight for the whole rubric has the name of the entry, which is "" here.
     if entry["rubric"] and "" not in weights_of_entry("", entry):
         raise ValueError(
             f"{where}.rubric={entry['rubric']}: got weight={entry['weight']}; expected a number or "
@@ -78,34 +92,54 @@ def check_entry(name: str, entry: Mapping[str, Any]) -> None:
             "rubric=KEY_OF_EXTRA_INFO"
         )
     if isinstance(entry["sources"], str):
+        # `in` would look for a source within the text, and find parts of names.
         raise ValueError(f"{where}.sources={entry['sources']}: expected a list, such as [gsm8k]")
-    _check_rewards(name, entry)
+    if entry["rewards"] is not None:
+        _check_rewards(f"{where}.rewards", entry)
+    _check_weights(name, entry)
 
 
-def _check_rewards(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise ValueError for `rewards` that cannot be, or weights of other rewards than those."""
-    where = f"{KEY}.{name}"
-    rewards, weight = entry["rewards"], entry.get("weight", 1.0)
-    if "path" in entry and rewards is not None and rewards != NUMBER:
-        is_list = isinstance(rewards, list) and all(isinstance(key, str) for key in rewards)
-        if not is_list or not rewards or len({*rewards}) < len(rewards) or "score" in rewards:
-            raise ValueError(
-                f"{where}.rewards={rewards}: expected the keys of the numbers that its function "
-                f"returns, such as [format, right], or {NUMBER} for a function that returns one"
-            )
-    if rewards is not None and ("task" in entry or entry["rubric"]):
-        what = "a task declares its rewards" if "task" in entry else "a rubric is one reward"
-        raise ValueError(f"{where}.rewards={rewards}: {what}; leave the key out")
-    if "judge" in entry and rewards is not None and not isinstance(rewards, Mapping):
-        raise ValueError(f"{where}.rewards={rewards}: expected {{NAME: [lowest, highest]}}")
+def _check_rewards(where: str, entry: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key `rewards` that its kind of function cannot have."""
+    rewards = entry["rewards"]
+    if "path" in entry and rewards != NUMBER and not _is_list_of_keys(rewards):
+        raise ValueError(
+            f"{where}={rewards}: expected the keys of the numbers that its function returns, such "
+            f"as [format, right], or {NUMBER} for a function that returns one"
+        )
+    if "task" in entry:
+        raise ValueError(f"{where}={rewards}: a task declares its rewards; leave the key out")
+    if entry["rubric"]:
+        raise ValueError(f"{where}={rewards}: a rubric is one reward; leave the key out")
+    if "judge" in entry and not isinstance(rewards, Mapping):
+        raise ValueError(f"{where}={rewards}: expected {{NAME: [lowest, highest]}}")
+
+
+def _is_list_of_keys(rewards: Any) -> bool:
+    """Return whether these can be the keys of all rewards of a function."""
+    if not isinstance(rewards, list) or not rewards:
+        return False
+    if not all(isinstance(key, str) for key in rewards):
+        return False
+    has_repeated = len(set(rewards)) < len(rewards)
+    # A function's `score` is the sum of the others, and no reward beside them.
+    return not has_repeated and "score" not in rewards
+
+
+def _check_weights(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise ValueError for a weight of a reward that the function does not return."""
+    weight = entry.get("weight", 1.0)
     names = names_of_entry(name, entry)
     if not _is_by_key(weight) or names is None:
         return
     keys = [each.removeprefix(f"{name}{JOINT}") for each in names if each != name]
     for key in weight:
-        if key not in keys:
-            what = f"{key!r} is none of its rewards{hint(key, keys)}" if keys else "it has one"
-            raise ValueError(f"{where}.weight={weight}: {what}")
+        if key in keys:
+            continue
+        problem = "it has one"
+        if keys:
+            problem = f"{key!r} is none of its rewards{hint(key, keys)}"
+        raise ValueError(f"{KEY}.{name}.weight={weight}: {problem}")
 
 
 def _is_by_key(weight: Any) -> bool:
@@ -127,7 +161,8 @@ def task_of_entry(where: str, entry: Mapping[str, Any]) -> Task:
     name = entry["task"]
     if name not in TASKS:
         raise ValueError(f"{where}.task={name}: unknown{hint(name, list(TASKS))}")
-    task, taken = TASKS[name], options_of(TASKS[name])
+    task = TASKS[name]
+    taken = options_of(task)
     for option in options_of_entry(entry):
         if option not in taken:
             raise ValueError(f"{where}.{option}: task {name} does not take it{hint(option, taken)}")
@@ -143,23 +178,30 @@ def names_of_entry(name: str, entry: Mapping[str, Any]) -> list[str] | None:
     Raises:
         ValueError: see `task_of_entry`, or the task refuses the value of an option.
     """
-    rewards, weight = entry["rewards"], entry.get("weight")
+    rewards = entry["rewards"]
+    weight = entry.get("weight")
+    # The criteria of a rubric are added up to one number.
     if entry["rubric"] or rewards == NUMBER:
         return [name]
     if "task" in entry:
-        where = f"{KEY}.{name}"
-        task = task_of_entry(where, entry)
-        try:
-            keys = list(task.bounds(**options_of_entry(entry)))
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+        keys = _rewards_of_task(f"{KEY}.{name}", entry)
     elif rewards is not None:
         keys = list(rewards)
     elif isinstance(weight, Mapping) and _is_by_key(weight):
         keys = list(weight)
     else:
+        # Only a call of the function tells.
         return None
     return [f"{name}{JOINT}{key}" for key in keys]
+
+
+def _rewards_of_task(where: str, entry: Mapping[str, Any]) -> list[str]:
+    """Return the rewards that a task declares, which may depend on its options."""
+    task = task_of_entry(where, entry)
+    try:
+        return list(task.bounds(**options_of_entry(entry)))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,8 +214,10 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     if _is_by_key(weight):
         return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
     if isinstance(weight, Mapping):
+        # In `algorithm.gdpo.rewards`, a schedule is the key `weight` of a reward.
         weight = {"weight": weight}
-    return dict.fromkeys(names_of_entry(name, entry) or [name], weight)
+    names = names_of_entry(name, entry) or [name]
+    return dict.fromkeys(names, weight)
 
 
 def has_weights(config: Any) -> bool:
@@ -187,7 +231,11 @@ def owner_of(reward: str, names: Iterable[str]) -> str | None:
     >>> owner_of("judge__style__tone", ["judge", "judge__style", "other"])
     'judge__style'
     """
-    owners = [name for name in names if reward == name or reward.startswith(name + JOINT)]
+    owners = []
+    for name in names:
+        if reward == name or reward.startswith(name + JOINT):
+            owners.append(name)
+    # The name of a function may itself be another's, with a key. The longest is its own.
     return max(owners, key=len, default=None)
 
 
@@ -197,15 +245,19 @@ def rewards_of_run(config: Any) -> dict[str, list[str]]:
     They are known before the first row is scored, so they are the same in all reward workers. A row
     on which a function fails, or which has another source, has None under each of these names.
     """
-    entries, settings = entries_of(config), read_settings(algorithm_of(config))
+    entries = entries_of(config)
+    settings = read_settings(algorithm_of(config))
     rewards = {}
     for name, entry in entries.items():
         names = names_of_entry(name, entry)
-        if names is None:
-            # with named rewards, `algorithm.gdpo.rewards` has all that need a value in each row
-            names = [] if settings.rewards is not None else [name]
+        if names is None and settings.rewards is None:
+            names = [name]
+        elif names is None:
+            # `algorithm.gdpo.rewards` has all rewards that need a value in each row.
+            names = []
         configured = [each for each in settings.names if owner_of(each, entries) == name]
-        rewards[name] = list(dict.fromkeys([*names, *configured]))
+        # A dict keeps the order and has each name once.
+        rewards[name] = list(dict.fromkeys(names + configured))
     return rewards
 
 
@@ -228,10 +280,13 @@ def check_configured(config: Any, configured: Iterable[str]) -> None:
     entries = entries_of(config)
     for reward in configured:
         owner = owner_of(reward, entries)
-        names = names_of_entry(owner, entries[owner]) if owner else None
-        # beside a `weight` for each key, a function may return more, which is only logged
-        is_all = owner is not None and not _is_by_key(entries[owner].get("weight"))
-        if names is not None and is_all and reward not in names:
+        if owner is None:
+            continue
+        names = names_of_entry(owner, entries[owner])
+        if _is_by_key(entries[owner].get("weight")):
+            # Beside these rewards, the function may return more, which are only logged.
+            continue
+        if names is not None and reward not in names:
             raise ValueError(
                 f"{REWARDS} names {reward!r}, which {KEY}.{owner} does not return"
                 f"{hint(reward, names)}"
@@ -251,11 +306,15 @@ def check_sources(config: Any, sources: Iterable[str]) -> list[str]:
     warnings = []
     for name, entry in entries_of(config).items():
         listed = entry["sources"]
-        unknown = [source for source in listed or [] if source not in known]
+        if not listed:
+            # The function scores the rows of all sources or, where it is silenced, of none.
+            continue
+        unknown = [source for source in listed if source not in known]
         if not unknown:
             continue
         where = f"{KEY}.{name}.sources={listed}"
         closest = hint(unknown[0], known)
+        # One list may serve several data sets, so a single source that no row has is allowed.
         if len(unknown) == len(listed):
             raise ValueError(
                 f"{where}: no training or validation row has such a data_source{closest}. The "
@@ -270,7 +329,9 @@ def refuse_without_v1(config: Any) -> None:
     """Raise ValueError for a function that only verl's V1 trainers can have."""
     for name, entry in entries_of(config).items():
         for key, value in entry.items():
-            if (key, value) == ("on_error", "drop") or (key in ("group", "rubric") and value):
+            drops = key == "on_error" and value == "drop"
+            needs_batch = key in ("group", "rubric") and value
+            if drops or needs_batch:
                 raise ValueError(
                     f"{KEY}.{name}.{key}={value}: only the V1 trainers of verl.trainer.main_ppo "
                     "can have it (trainer.use_v1=True)"
@@ -290,7 +351,8 @@ def limited_functions(config: Any) -> list[str]:
 def silence(config: Any, names: Iterable[str]) -> None:
     """Let these functions score no row, so that their rewards do not apply."""
     entries = OmegaConf.select(config, KEY)
-    for name in names:  # which may have a dot
+    for name in names:
+        # A name may have a dot, so it cannot be a part of the path that OmegaConf takes.
         OmegaConf.update(entries[name], "sources", [], force_add=True)
 
 
@@ -306,8 +368,9 @@ def algorithm_of(config: Any) -> Any:
         return config.algorithm
     weights: dict[str, Any] = {}
     for name, entry in entries_of(config).items():
-        weights |= weights_of_entry(name, entry)
+        weights.update(weights_of_entry(name, entry))
     written = plain(OmegaConf.select(config, REWARDS))
+    # Equal weights in both places contradict nothing.
     if written and written != weights:
         raise ValueError(
             f"{REWARDS}={written}, and the weights in {KEY} are {weights}: both say what a reward "
@@ -315,9 +378,10 @@ def algorithm_of(config: Any) -> Any:
         )
     block = plain(config.algorithm.get("gdpo")) or {}
     if not isinstance(block, Mapping):
-        return config.algorithm  # `read_settings` refuses it
-    # the copy keeps its parent, from which the other interpolations of the block read
+        # `read_settings` refuses it, and says what it has to be.
+        return config.algorithm
+    # The copy keeps its parent, from which the other interpolations of the block read.
     algorithm = deepcopy(config.algorithm)
-    of_gdpo = {**block, "rewards": weights}
-    OmegaConf.update(algorithm, "gdpo", of_gdpo, merge=False, force_add=True)
+    with_weights = {**block, "rewards": weights}
+    OmegaConf.update(algorithm, "gdpo", with_weights, merge=False, force_add=True)
     return algorithm

@@ -29,13 +29,26 @@ SYSTEM = (
 )
 PLACE = re.compile(r"\{(\w+)\}")
 RESPONSE = "{response}"
-NO_KEY = "none"  # without one, the SDK sends that of OPENAI_API_KEY to any address
-HIDDEN = "***"  # in the place of the key, where a server sends it back
-TAKEN = {"score", "answer", "call"}  # the last two are returned too, and are no numbers
-LONGEST_ANSWER, LONGEST_VALUE = 500, 99  # characters in a message
-MOST_KEPT = 100_000  # answers of a process
-ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 5, 0.5, 60.0  # the waits between them in seconds
+# Without a key, the SDK would send that of OPENAI_API_KEY to any address.
+NO_KEY = "none"
+# It stands in the place of the key where a server sends it back.
+HIDDEN = "***"
+# No reward can have these names. The last two are returned beside the rewards, and are no numbers.
+TAKEN = {"score", "answer", "call"}
+# A message has at most so many characters of an answer, and of one value in it.
+LONGEST_ANSWER = 500
+LONGEST_VALUE = 99
+# A process keeps so many answers.
+MOST_KEPT = 100_000
+ATTEMPTS = 5
+# The seconds between two attempts double, from the first wait to the longest.
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 60.0
+# Statuses of requests that may succeed later, besides those of a server's own faults (500 and up).
+REQUEST_TIMEOUT = 408
+TOO_MANY_REQUESTS = 429
 
+# Awaits a request when the limits allow it.
 Limited = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
@@ -73,26 +86,54 @@ class Judge:
     def __post_init__(self) -> None:
         if self.key_from and not re.fullmatch("[A-Z_][A-Z0-9_]*", self.key_from):
             raise ValueError("key_from: expected a name such as OPENAI_API_KEY, and never the key")
+        # A template without a place for the response is the name of a file.
         if RESPONSE not in self.template:
             self.template = Path(self.template).read_text(encoding="utf-8")
         if RESPONSE not in self.template:
             raise ValueError(f"template: its text is without {RESPONSE}")
         try:
-            ranges = [f"{check_name(k)} ({a:g} to {b:g})" for k, (a, b) in self.rewards.items()]
-            is_empty = not ranges or any(a >= b for a, b in self.rewards.values())
-            if is_empty or TAKEN & self.rewards.keys():
-                raise ValueError(f"a range is not empty, and no NAME is one of {sorted(TAKEN)}")
+            ranges = self._described_ranges()
         except (AttributeError, TypeError, ValueError) as error:
             expected = f"expected {{NAME: [lowest, highest]}}: {error}"
             raise ValueError(f"rewards={self.rewards}: {expected}") from error
-        numbers = {name: {"type": "number"} for name in self.rewards}
-        schema = {"type": "object", "properties": numbers, "required": [*numbers]}
-        strict = {"schema": {**schema, "additionalProperties": False}, "strict": True}
-        form = {"type": "json_schema", "json_schema": {"name": "rewards", **strict}}
-        self._request = {"model": self.model, "response_format": form, **self.request}
         self._system = {"role": "system", "content": SYSTEM.format(", ".join(ranges))}
+        # What the entry has under `request` stands in the place of what we send.
+        self._request = {
+            "model": self.model,
+            "response_format": self._response_format(),
+            **self.request,
+        }
+        # {hash of a question: its answer, which may still be on its way}
         self._asked: dict[bytes, asyncio.Future[dict[str, Any]]] = {}
-        self._forms_of_key: list[str] = []  # as it may stand in a text of the server
+        # The key in each form in which it may stand in a text of the server, the longest first.
+        self._forms_of_key: list[str] = []
+
+    def _described_ranges(self) -> list[str]:
+        """Return the name and range of each reward, as the judge is told them.
+
+        Raises:
+            AttributeError, TypeError, ValueError: the rewards are not {NAME: [lowest, highest]}.
+        """
+        ranges = []
+        for name, (low, high) in self.rewards.items():
+            ranges.append(f"{check_name(name)} ({low:g} to {high:g})")
+        has_empty = any(low >= high for low, high in self.rewards.values())
+        if not ranges or has_empty or TAKEN & self.rewards.keys():
+            raise ValueError(f"a range is not empty, and no NAME is one of {sorted(TAKEN)}")
+        return ranges
+
+    def _response_format(self) -> dict[str, Any]:
+        """Return the JSON schema of an answer, which servers that know it hold to."""
+        schema = {
+            "type": "object",
+            "properties": {name: {"type": "number"} for name in self.rewards},
+            "required": list(self.rewards),
+            "additionalProperties": False,
+        }
+        return {
+            "type": "json_schema",
+            "json_schema": {"name": "rewards", "schema": schema, "strict": True},
+        }
 
     def connect(self) -> None:
         """Make the client; nothing is sent. Raises ValueError if its package or key is missing."""
@@ -100,12 +141,17 @@ class Judge:
             from openai import AsyncOpenAI
         except ImportError as error:
             raise ValueError(needs_extra(error)) from error
-        key = os.environ.get(self.key_from) if self.key_from else NO_KEY
+        key: str | None = NO_KEY
+        if self.key_from:
+            key = os.environ.get(self.key_from)
         if not key:
-            lacking = f"key_from={self.key_from}: no such environment variable is here. Export the"
-            raise ValueError(f"{lacking} key under this name on each node, before Ray starts there")
+            raise ValueError(
+                f"key_from={self.key_from}: no such environment variable is here. Export the key "
+                "under this name on each node, before Ray starts there"
+            )
         if self.key_from:
             forms = {key, repr(key)[1:-1], json.dumps(key)[1:-1], key.strip()}
+            # A form may be a part of another one, so the longest is replaced first.
             self._forms_of_key = sorted(forms - {""}, key=len, reverse=True)
         self.client = AsyncOpenAI(base_url=self.judge, api_key=key, max_retries=0)
 
@@ -123,47 +169,70 @@ class Judge:
         """
         values = {**row["extra_info"], **row, "prompt": prompt, "response": row["solution_str"]}
         names = PLACE.findall(self.template)
-        if lacking := [name for name in names if values.get(name) is None]:
+        lacking = [name for name in names if values.get(name) is None]
+        if lacking:
             raise ValueError(f"template: it asks for {lacking}, which this row does not have")
         quoted = [json.dumps(values[name], ensure_ascii=False, default=str) for name in names]
+        # A hash takes less memory than the texts. JSON has no raw zero byte, so none stands within.
         key = hashlib.sha256("\0".join(quoted).encode()).digest()
         if key not in self._asked:
             self._asked[key] = asyncio.ensure_future(self._judge(quoted, within_limits))
             self._asked[key].add_done_callback(lambda done: self._keep(key, done))
-        return {**await asyncio.shield(self._asked[key])}  # who waits may be cancelled alone
+        # Who waits may be cancelled alone, while others wait for the same answer.
+        answer = await asyncio.shield(self._asked[key])
+        return dict(answer)
 
     def _keep(self, key: bytes, done: "asyncio.Future[Any]") -> None:
         """Keep an answer, but no failure: it may pass."""
         if done.cancelled() or done.exception():
             self._asked.pop(key, None)
         elif len(self._asked) > MOST_KEPT:
-            del self._asked[next(iter(self._asked))]
+            oldest = next(iter(self._asked))
+            del self._asked[oldest]
 
     async def _judge(self, quoted: Sequence[str], within_limits: Limited) -> dict[str, Any]:
-        mark, values = f"data-{secrets.token_hex(8)}", iter(quoted)
-        question = PLACE.sub(lambda _: f"<{mark}>{next(values)}</{mark}>", self.template)
-        messages = [self._system, {"role": "user", "content": question}]
+        """Ask the judge one question, and return what `__call__` does."""
+        messages = [self._system, {"role": "user", "content": self._question(quoted)}]
         completion, seconds = await self._completion(messages, within_limits)
         answer = None
         try:
             answer = completion.choices[0].message.content
-            values_of = json.loads(answer)
-            rewards = {
-                name: self._number(values_of[name], low, high)
-                for name, (low, high) in self.rewards.items()
-            }
+            rewards = self._rewards_in(answer)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             shown = self._without_key(repr(answer))[:LONGEST_ANSWER]
             text = self._without_key(f"{type(error).__name__}: {error}; the answer: {shown}")
-            raise JudgeAnswerError(text) from None  # its text may have the key
+            # The text of the error itself may have the key, so no traceback shows it.
+            raise JudgeAnswerError(text) from None
         tokens = getattr(completion.usage, "total_tokens", None)
-        call = {
-            "tokens": tokens if isinstance(tokens, int) else None,
-            "seconds": round(seconds, 3),
+        if not isinstance(tokens, int):
+            # Not all servers count tokens.
+            tokens = None
+        return {
+            **rewards,
+            "answer": self._without_key(answer)[:LONGEST_ANSWER],
+            "call": {"tokens": tokens, "seconds": round(seconds, 3)},
         }
-        return {**rewards, "answer": self._without_key(answer)[:LONGEST_ANSWER], "call": call}
+
+    def _question(self, quoted: Sequence[str]) -> str:
+        """Return the template with the values in its places, each between marks.
+
+        The marks are new for each question, so no response can have learnt them.
+        """
+        mark = f"data-{secrets.token_hex(8)}"
+        values = iter(quoted)
+        return PLACE.sub(lambda _: f"<{mark}>{next(values)}</{mark}>", self.template)
+
+    def _rewards_in(self, answer: str) -> dict[str, float]:
+        """Return the rewards of an answer, which raises many errors where it is no such JSON."""
+        values = json.loads(answer)
+        rewards = {}
+        for name, (low, high) in self.rewards.items():
+            rewards[name] = self._number(values[name], low, high)
+        return rewards
 
     def _number(self, value: Any, low: float, high: float) -> float:
+        """Return a value of an answer; raise ValueError if it is no number in its range."""
+        # A bool is an int for isinstance, and NaN is in no range.
         if type(value) not in (int, float) or not low <= value <= high:
             shown = self._without_key(repr(value))[:LONGEST_VALUE]
             raise ValueError(f"{shown} is no number from {low:g} to {high:g}")
@@ -176,7 +245,11 @@ class Judge:
         return text
 
     async def _completion(self, messages: Sequence[Any], within_limits: Limited) -> Any:
-        """Return an answer and its seconds. Each attempt counts for the limits, no waiting does."""
+        """Return an answer and its seconds. Each attempt counts for the limits, no waiting does.
+
+        Raises:
+            JudgeCallError: the last attempt failed, or one with an error that would come again.
+        """
         from openai import OpenAIError
 
         async def attempt() -> tuple[Any, float]:
@@ -190,12 +263,29 @@ class Judge:
             try:
                 return await within_limits(attempt)
             except (OpenAIError, TimeoutError, json.JSONDecodeError) as error:
-                status = getattr(error, "status_code", 408)  # a connection that fails has none
-                if number == ATTEMPTS or not (status in (408, 429) or status >= 500):
+                if number == ATTEMPTS or not _may_pass(error):
                     text = f"attempt {number}: {type(error).__name__}: {error}"
-                    # its text and those of its causes may have the key
+                    # Its text and those of its causes may have the key.
                     raise JudgeCallError(self._without_key(text)) from None
-                headers = error.response.headers if hasattr(error, "response") else {}
-                asked = re.fullmatch(r"\d+(\.\d+)?", headers.get("retry-after", ""))
-            wait = max(FIRST_WAIT * 2 ** (number - 1), float(asked[0]) if asked else 0)
+                asked = _asked_wait(error)
+            wait = max(FIRST_WAIT * 2 ** (number - 1), asked)
             await asyncio.sleep(min(wait, LONGEST_WAIT))
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether the same request may succeed later."""
+    # A connection that fails has no status.
+    status = getattr(error, "status_code", REQUEST_TIMEOUT)
+    return status in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS) or status >= 500
+
+
+def _asked_wait(error: Exception) -> float:
+    """Return for how many seconds the server asks to wait; 0 if it does not."""
+    response = getattr(error, "response", None)
+    if response is None:
+        return 0.0
+    # The header may also be a date, which nobody follows here: the waits double anyway.
+    asked = response.headers.get("retry-after", "")
+    if not re.fullmatch(r"\d+(\.\d+)?", asked):
+        return 0.0
+    return float(asked)

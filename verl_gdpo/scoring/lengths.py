@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-Info = Mapping[str, Any]  # verl's `extra_info`, with what our reward manager adds
+# verl's `extra_info`, with what our reward manager adds.
+Info = Mapping[str, Any]
 
 
 def at_most(extra_info: Info, limit: float) -> float:
@@ -27,6 +28,7 @@ def smooth(extra_info: Info, limit: float, width: float = 50.0) -> float:
     [0.881, 0.5, 0.119]
     """
     over = (extra_info["response_tokens"] - limit) / width
+    # math.exp raises OverflowError above 709.
     return 1.0 / (1.0 + math.exp(min(over, 700.0)))
 
 
@@ -39,6 +41,7 @@ def overlong(extra_info: Info, limit: float, buffer: float) -> float:
     >>> [overlong({"response_tokens": n}, limit=400, buffer=100) for n in (300, 350, 400, 500)]
     [1.0, 0.5, 0.0, 0.0]
     """
+    # It is linear within the buffer, and stays between 0 and 1 outside of it.
     left = (limit - extra_info["response_tokens"]) / buffer
     return float(min(1.0, max(0.0, left)))
 

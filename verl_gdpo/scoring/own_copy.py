@@ -36,7 +36,9 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
     """
     if id(value) in copies:
         return copies[id(value)]
-    result = copy.copy(value)  # of the same class, which may be a defaultdict
+    # The copy has the same class, which may be a defaultdict.
+    result = copy.copy(value)
+    # It is noted before its parts are copied, because the value may contain itself.
     copies[id(value)] = result
     if isinstance(result, dict):
         for key, part in result.items():
@@ -47,6 +49,7 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
             if isinstance(part, COPIED):
                 result[place] = _copied(part, copies)
     elif result.dtype == object:
+        # An array of numbers was copied as a whole.
         for place in np.ndindex(result.shape):
             if isinstance(result[place], COPIED):
                 result[place] = _copied(result[place], copies)

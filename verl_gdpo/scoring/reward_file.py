@@ -31,8 +31,9 @@ from verl_gdpo.terminal import line_of_code
 
 logger = logging.getLogger(__name__)
 
-PACKAGE_PREFIX = "pkg://"  # verl's, before a module
-FILE_PREFIX = "file://"  # verl's, before a file
+# verl's prefixes of a module and of a file.
+PACKAGE_PREFIX = "pkg://"
+FILE_PREFIX = "file://"
 
 # Python imports a name below this module only if this module looks like a package.
 __path__: list[str] = []
@@ -100,16 +101,21 @@ def _is_file_of(name: str, file: str) -> bool:
     """Return whether `import name` gives this file."""
     if name in sys.modules:
         found = getattr(sys.modules[name], "__file__", None)
-    elif "." in name:  # Python would look for a package
-        found = None
+    elif "." in name:
+        # Python would look for a package.
+        return False
     else:
-        importlib.invalidate_caches()  # the file may be younger than what Python keeps of folders
+        # The file may be younger than what Python keeps of folders.
+        importlib.invalidate_caches()
         spec = importlib.util.find_spec(name)
-        found = spec.origin if spec is not None and spec.has_location else None
+        if spec is None or not spec.has_location:
+            return False
+        found = spec.origin
     return found is not None and os.path.exists(found) and os.path.samefile(found, file)
 
 
 def _private_name(file: str) -> str:
+    # A dot would begin a module below it.
     quoted = quote(os.fsencode(file), safe="").replace(".", "%2E")
     return f"{__name__}.{quoted}"
 
@@ -118,7 +124,8 @@ def _imported(name: str, path: str) -> ModuleType:
     """Import a module; a failure says where it is."""
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a script may end with sys.exit()
+    except (Exception, SystemExit) as error:
+        # A script may end with sys.exit().
         raise ValueError(f"{path}: cannot be imported: {_reason(error)}") from error
 
 
@@ -126,9 +133,11 @@ def _reason(error: BaseException) -> str:
     """Return what failed, and the file and line."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"SyntaxError: {error.msg} [{error.filename}:{error.lineno}]"
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is that of `_imported`
+    # The first frame is that of `_imported`.
+    frames = traceback.extract_tb(error.__traceback__)[1:]
     place = line_of_code(frames)
-    if place.startswith("<frozen"):  # nothing of the module has run
+    if place.startswith("<frozen"):
+        # Nothing of the module has run, so no line of it is to blame.
         return f"{type(error).__name__}: {error}"
     return f"{type(error).__name__}: {error} [{place}]"
 

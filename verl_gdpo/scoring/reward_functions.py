@@ -41,11 +41,15 @@ from verl_gdpo.scoring.reward_file import load
 
 logger = logging.getLogger(__name__)
 
-ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # verl's
-OURS = ("prompt", "within_limits")  # messages, and what awaits a request within the limits
-ROUTER = ("reward_router_address", "reward_model_tokenizer")  # with a reward model, verl's too
+# verl calls every reward function with these arguments.
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+# With a reward model, verl gives these too.
+ROUTER = ("reward_router_address", "reward_model_tokenizer")
+# We add the messages, and what awaits a request within the limits.
+OURS = ("prompt", "within_limits")
 BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 RESERVED_TEXT = ", ".join(RESERVED)
+# {argument of a task's scorer: argument of verl's reward functions}
 TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
 
 
@@ -53,7 +57,9 @@ class WrongNames(ValueError):
     """A function returns other rewards than its entry says."""
 
 
-Result = Any  # of a function: a number, None, or {name: value}
+# A function returns a number, None, or {name: value}.
+Result = Any
+# Calls a function in its thread or task, within the limits, and awaits its result.
 Run = Callable[["ListedFunction", functools.partial[Result]], Awaitable[Result]]
 
 
@@ -86,15 +92,20 @@ class ListedFunction:
 
         is_shared: whether other functions score the row too.
         """
-        is_group, rubric = self.entry["group"], self.entry["rubric"]
-        if is_group:
+        if self.entry["group"]:
             result = await row[OF_GROUP](self, run, is_shared)
         else:
             result = await run(self, self.call(row, is_shared))
-        if not rubric:
-            return self.named(result)
-        weights = None if rubric is True else row["extra_info"].get(rubric, {})
-        # the manager adds them up
+        if self.entry["rubric"]:
+            return self._criteria(result, row["extra_info"])
+        return self.named(result)
+
+    def _criteria(self, result: Result, extra_info: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the criteria of a rubric, of which the manager makes the reward."""
+        key_of_weights = self.entry["rubric"]
+        weights = None
+        if key_of_weights is not True:
+            weights = extra_info.get(key_of_weights, {})
         return {self.name: None, f"{RUBRIC_KEY}{self.name}": criteria_of(result, weights)}
 
     async def rewards_or_none(
@@ -104,12 +115,13 @@ class ListedFunction:
         try:
             return await self.rewards(run, row, is_shared), False
         except (WrongNames, AllStuckError):
-            # these are no failures of one sample, so `on_error` does not hold
+            # These are no failures of one sample, so `on_error` does not hold.
             raise
         except Exception:
             if self.entry["on_error"] == "stop":
                 raise
             logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
+            # Rewards that a sample does not have are None, which is not the same as 0.
             return dict.fromkeys(self.names), True
 
     def call(self, row: Mapping[str, Any], is_shared: bool) -> functools.partial[Result]:
@@ -124,11 +136,14 @@ class ListedFunction:
         else:
             names, takes_all = keywords_of(self.function)
             if takes_all:
-                names |= row.keys() - {*OURS, OF_GROUP}
+                # A function with `**kwargs` may hand them on, so it gets no more than verl gives.
+                names |= row.keys() - set(OURS) - {OF_GROUP}
             taken = {name: row[name] for name in names if name in row}
         if is_shared:
             taken = own_copy(taken)
-        return functools.partial(self.function, **{**taken, **own_copy(dict(self.options))})
+        # An option stands in the place of an argument with its name.
+        arguments = {**taken, **own_copy(dict(self.options))}
+        return functools.partial(self.function, **arguments)
 
     def named(self, result: Result) -> dict[str, Any]:
         """Return what the function returned, under the names that it has in the run.
@@ -146,38 +161,53 @@ class ListedFunction:
         return named
 
     def _named_keys(self, result: Mapping[Any, Any]) -> dict[str, Any]:
+        """Name each value of a dict `NAME__KEY`. A lone `score` has the name of the function."""
         values = {plain_name(key): value for key, value in result.items()}
-        # None is a reward that does not apply to the sample
-        rewards = {k: v for k, v in values.items() if v is None or is_number(v)}
+        rewards = {}
+        for key, value in values.items():
+            # None is a reward that does not apply to the sample.
+            if value is None or is_number(value):
+                rewards[key] = value
+        # A `score` that is text is only logged, as any other text.
+        has_score = "score" in rewards
         score = rewards.pop("score", None)
-        total = sum(value for value in rewards.values() if value is not None)
-        if score is not None and rewards and not is_the_sum(score, total):
-            raise ValueError(
-                f"{KEY}.{self.name}: it returned score={score}, which is not the sum of {rewards}. "
-                "Each number is a reward: leave `score` out, or return it under another name"
-            )
+        if score is not None and rewards:
+            self._check_is_sum(score, rewards)
         named = {f"{self.name}{JOINT}{key}": value for key, value in values.items()}
-        if "score" in values and (score is not None or values["score"] is None):
+        if has_score:
+            # It is the sum of the rewards beside it, or the only reward.
             del named[f"{self.name}{JOINT}score"]
             if not rewards:
                 named[self.name] = score
         return named
+
+    def _check_is_sum(self, score: Any, rewards: Mapping[str, Any]) -> None:
+        """Raise ValueError for a `score` that is not the sum of the rewards beside it."""
+        total = sum(value for value in rewards.values() if value is not None)
+        if not is_the_sum(score, total):
+            raise ValueError(
+                f"{KEY}.{self.name}: it returned score={score}, which is not the sum of {rewards}. "
+                "Each number is a reward: leave `score` out, or return it under another name"
+            )
 
     def _check_names(self, named: Mapping[str, Any]) -> None:
         """Raise WrongNames if these are not the rewards that the entry says."""
         if self.expected is None:
             return
         numbers = [name for name, value in named.items() if is_number(value)]
+        # A reward that does not apply to the sample is there, as None.
         has_all = all(name in numbers or named.get(name, "") is None for name in self.expected)
-        if has_all and {*numbers} <= {*self.expected}:
+        if has_all and set(numbers) <= set(self.expected):
             return
-        keys = ",".join(name.removeprefix(self.name + JOINT) for name in numbers)
         if numbers == [self.name]:
             keys = NUMBER
         elif self.name in numbers:
-            keys = "..."  # a list cannot say it
+            # The function returns a number for some samples and a dict for others, and no value
+            # of the key says so.
+            keys = "..."
         else:
-            keys = f"[{keys}]"
+            joined = ",".join(name.removeprefix(self.name + JOINT) for name in numbers)
+            keys = f"[{joined}]"
         raise WrongNames(
             f"{KEY}.{self.name}: it returned the rewards {numbers}, and its entry says "
             f"{list(self.expected)}. Return each of them for every sample, None where one does not "
@@ -192,18 +222,32 @@ def reward_functions(config: Any) -> list[ListedFunction]:
         ValueError: an entry cannot be used; the message names it, and what to write.
     """
     check_entries(config)
-    names, is_weighed = rewards_of_run(config), has_weights(config)
+    rewards = rewards_of_run(config)
+    is_weighed = has_weights(config)
     functions = []
     for name, entry in entries_of(config).items():
         function, options = _function(f"{KEY}.{name}", entry)
-        expected = None
-        if "path" in entry and not entry["rubric"]:
-            if entry["rewards"] is not None:
-                expected = names_of_entry(name, entry)
-            elif is_weighed and names_of_entry(name, entry) is None:
-                expected = [name]  # which the list weighs
-        functions.append(ListedFunction(name, function, options, entry, names[name], expected))
+        expected = _expected_rewards(name, entry, is_weighed)
+        functions.append(ListedFunction(name, function, options, entry, rewards[name], expected))
     return functions
+
+
+def _expected_rewards(name: str, entry: Mapping[str, Any], is_weighed: bool) -> list[str] | None:
+    """Return all rewards that a function has to return; None where nothing says so.
+
+    is_weighed: whether the list says what its rewards weigh.
+    """
+    # Tasks and judges return what they declare, and a rubric's criteria may differ by row.
+    if "path" not in entry or entry["rubric"]:
+        return None
+    names = names_of_entry(name, entry)
+    if entry["rewards"] is not None:
+        return names
+    if is_weighed and names is None:
+        # The list weighs one number, which has the function's name.
+        return [name]
+    # Beside a `weight` for each key, the function may return more, which is only logged.
+    return None
 
 
 def _function(where: str, entry: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -214,18 +258,22 @@ def _function(where: str, entry: Mapping[str, Any]) -> tuple[Callable[..., Any],
     if "judge" in entry:
         options |= {"judge": entry["judge"], "rewards": entry["rewards"]}
         return _judge(where, options, entry), {}
-    function = getattr(module_with(where, str(entry["path"]), entry["name"]), entry["name"])
-    plural = PLURAL if entry["group"] else {}
-    arguments = [plural.get(each, each) for each in (*ARGUMENTS, *OURS)]
+    module = module_with(where, str(entry["path"]), entry["name"])
+    function = getattr(module, entry["name"])
+    arguments = list(ARGUMENTS + OURS)
+    if entry["group"]:
+        arguments = [PLURAL.get(name, name) for name in arguments]
     _check_signature(where, function, options, arguments)
     return function, options
 
 
 def _judge(where: str, options: Mapping[str, Any], entry: Mapping[str, Any]) -> Judge:
-    _check_signature(where, Judge, options, (*ARGUMENTS, *OURS))
+    """Return the judge of an entry, with its client unless it is silenced."""
+    _check_signature(where, Judge, options, ARGUMENTS + OURS)
     try:
         judge = Judge(**options)
-        if entry["sources"] != []:  # else nothing asks it
+        if entry["sources"] != []:
+            # Nobody asks a judge without sources, so it needs neither its package nor its key.
             judge.connect()
     except (OSError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
@@ -268,16 +316,18 @@ def _check_signature(
     """
     try:
         parameters = inspect.signature(function).parameters
-    except ValueError as error:  # of some functions that are written in C
+    except ValueError as error:
+        # Some functions that are written in C tell nothing of their arguments.
         raise ValueError(f"{where}: {error}. Call it in a function of your own") from error
     names, takes_all = keywords_of(function)
-    given = (*arguments, *ROUTER, *options)
+    given = set(arguments) | set(ROUTER) | options.keys()
     may_take = f"It may take {', '.join(arguments)}, and what the entry has beside {RESERVED_TEXT}"
-    by_position = [
-        each.name
-        for each in parameters.values()
-        if each.kind is each.POSITIONAL_ONLY and (each.default is each.empty or each.name in given)
-    ]
+    by_position = []
+    for each in parameters.values():
+        # One with a default may keep it, unless the row or the entry has a value for it.
+        needs_value = each.default is each.empty or each.name in given
+        if each.kind is each.POSITIONAL_ONLY and needs_value:
+            by_position.append(each.name)
     if by_position:
         raise ValueError(
             f"{where}: its function takes {by_position} by position alone, and it is called with "
@@ -289,19 +339,17 @@ def _check_signature(
             f"{where}: its function takes *args alone, and it is called with keywords, so it would "
             f"get nothing. {may_take}"
         )
+    # An option that is misspelt would leave the function with its default.
     foreign = sorted(options.keys() - names)
     if foreign and not takes_all:
         raise ValueError(
-            f"{where}: its function takes no {foreign}; it takes {[*parameters]}. Of the keys of "
-            f"an entry, {RESERVED_TEXT} are verl-gdpo's"
+            f"{where}: its function takes no {foreign}; it takes {list(parameters)}. Of the keys "
+            f"of an entry, {RESERVED_TEXT} are verl-gdpo's"
         )
-    lacking = [
-        name
-        for name in parameters
-        if name in names
-        and parameters[name].default is inspect.Parameter.empty
-        and name not in given
-    ]
+    lacking = []
+    for name, parameter in parameters.items():
+        if name in names and parameter.default is parameter.empty and name not in given:
+            lacking.append(name)
     if lacking:
         raise ValueError(
             f"{where}: its function asks for {lacking}, which nothing gives. {may_take}"
@@ -323,19 +371,40 @@ async def score_with(
     own = [each for each in listed if each.scores(source)]
     if not own:
         raise ValueError(f"{KEY}: no function scores rows of data_source {source!r}")
-    rewards: dict[str, Any] = {
-        name: None for each in listed if not each.scores(source) for name in each.names
-    }
     is_shared = len(own) > 1
-    results = await asyncio.gather(*(each.rewards_or_none(run, row, is_shared) for each in own))
-    notes = {f"{FAILED}{each.name}": 0.0 for each in listed if each.entry["on_error"] != "stop"}
-    if "drop" in [each.entry["on_error"] for each in listed]:
-        notes[DROPPED] = 0.0
+    scoring = [each.rewards_or_none(run, row, is_shared) for each in own]
+    results = await asyncio.gather(*scoring)
+
+    # All rows need the same names, so a reward of another source is None here.
+    rewards: dict[str, Any] = {}
+    for each in listed:
+        if not each.scores(source):
+            rewards.update(dict.fromkeys(each.names))
+    notes = _notes_without_failure(listed)
     for each, (named, has_failed) in zip(own, results, strict=True):
         if has_failed:
             notes[f"{FAILED}{each.name}"] = 1.0
-            notes |= {DROPPED: 1.0} if each.entry["on_error"] == "drop" else {}
-        if twice := sorted(named.keys() & rewards.keys()):
+            if each.entry["on_error"] == "drop":
+                notes[DROPPED] = 1.0
+        # The later one would silently stand in the place of the other.
+        twice = sorted(named.keys() & rewards.keys())
+        if twice:
             raise ValueError(f"{KEY}.{each.name}: another function returns {twice} too; rename it")
-        rewards |= named
-    return {**rewards, NOTES_KEY: notes} if notes else rewards
+        rewards.update(named)
+    if notes:
+        rewards[NOTES_KEY] = notes
+    return rewards
+
+
+def _notes_without_failure(listed: Sequence[ListedFunction]) -> dict[str, float]:
+    """Return the notes of a row on which no function fails; empty if each failure ends the run.
+
+    All rows have the same notes, because the metrics are their means.
+    """
+    notes = {}
+    for each in listed:
+        if each.entry["on_error"] != "stop":
+            notes[f"{FAILED}{each.name}"] = 0.0
+    if any(each.entry["on_error"] == "drop" for each in listed):
+        notes[DROPPED] = 0.0
+    return notes

@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-GROUP = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
-FIRST_SECONDS = 60.0  # time until the first line about a sample; each next line waits twice as long
+# Python 3.10 has no groups of exceptions, and `isinstance(error, ())` is false.
+GROUP = getattr(builtins, "BaseExceptionGroup", ())
+# The first line about a sample comes after so many seconds. Each next one waits twice as long.
+FIRST_SECONDS = 60.0
 POLL_SECONDS = 1.0
 
 
@@ -100,28 +102,46 @@ def describe(error: BaseException, fields: Mapping[str, Any]) -> str:
     if isinstance(error, ScorerEscape) and error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
+    # Of a group of exceptions, the first says more than the group.
     while isinstance(error, GROUP):
         error = error.exceptions[0]
+        # An exception that was never raised has no frames, so those of its group are kept.
         frames = traceback.extract_tb(error.__traceback__) or frames
+    return f"reward manager gdpo, {label_of(fields)}: {_reason(error)}{_place(frames)}"
+
+
+def _place(frames: traceback.StackSummary) -> str:
+    """Return the line of code where a scorer failed; "" for our own code."""
+    # Our own messages say what to do, and a line of ours would not help.
     package = Path(verl_gdpo.__file__).parent
-    is_ours = not frames or Path(frames[-1].filename).is_relative_to(package)
-    place = "" if is_ours else f" [{line_of_code(frames)}]"
+    if not frames or Path(frames[-1].filename).is_relative_to(package):
+        return ""
+    return f" [{line_of_code(frames)}]"
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of an error, with its type unless it is a ValueError with a text."""
     try:
         reason = as_text(str(error))
-    except BaseException:  # its __str__ is the scorer's too
+    except BaseException:
+        # Its method `__str__` is the scorer's too, and may do anything.
         reason = "its text cannot be read"
-    if not isinstance(error, ValueError) or not reason:
-        reason = ": ".join(filter(None, [type(error).__name__, reason]))
-    return f"reward manager gdpo, {label_of(fields)}: {reason}{place}"
+    if not reason:
+        return type(error).__name__
+    if isinstance(error, ValueError):
+        return reason
+    return f"{type(error).__name__}: {reason}"
 
 
 def label_of(fields: Mapping[str, Any]) -> str:
     """Return the name of a sample for messages."""
-    info, source = fields.get("extra_info"), str(fields.get("data_source", "?"))
-    return (
-        f"prompt uid {fields.get('uid', '?')}, data_source {source!r}, "
-        f"extra_info.index {info.get('index', '?') if isinstance(info, Mapping) else '?'}"
-    )
+    uid = fields.get("uid", "?")
+    source = str(fields.get("data_source", "?"))
+    index = "?"
+    info = fields.get("extra_info")
+    if isinstance(info, Mapping):
+        index = info.get("index", "?")
+    return f"prompt uid {uid}, data_source {source!r}, extra_info.index {index}"
 
 
 class Rows:
@@ -132,7 +152,9 @@ class Rows:
 
     def __init__(self, rows: Iterable[Awaitable[dict[str, Any]]], *, is_whole: bool) -> None:
         self.is_whole = is_whole
+        # A row is decoded once, whoever asks for it first.
         self.rows = [asyncio.ensure_future(each) for each in rows]
+        # {name of a function of the group: its results, one a row}
         self._calls: dict[str, asyncio.Future[list[Any]]] = {}
 
     async def result(self, place: int, function: Any, run: Any, is_shared: bool) -> Any:
@@ -141,19 +163,25 @@ class Rows:
         is_shared: whether other functions score the rows too.
         """
         if function.name not in self._calls:
-            results = self._results(function, run, is_shared)
-            self._calls[function.name] = asyncio.ensure_future(results)
-        return (await asyncio.shield(self._calls[function.name]))[place]
+            calling = self._results(function, run, is_shared)
+            self._calls[function.name] = asyncio.ensure_future(calling)
+        # Who waits for a row may be cancelled alone, and the call is that of all rows.
+        results = await asyncio.shield(self._calls[function.name])
+        return results[place]
 
     async def _results(self, function: Any, run: Any, is_shared: bool) -> list[Any]:
+        """Call the function of a group, and return a result for each row."""
         if not self.is_whole:
             raise ValueError(
                 f"{KEY}.{function.name}.group=True: the sample came without its group, which only "
                 "the workers of verl's AgentLoopManagerTQ send. Leave out agent_loop_manager_class"
             )
         rows = [await each for each in self.rows]
-        group = {PLURAL.get(name, name): value for name, value in rows[0].items()}
-        group |= {plural: [row[name] for row in rows] for name, plural in PLURAL.items()}
+        # The samples of a group share their prompt and its ground truth, and differ in the rest.
+        group = dict(rows[0])
+        for name, plural in PLURAL.items():
+            del group[name]
+            group[plural] = [row[name] for row in rows]
         results = await run(function, function.call(group, is_shared))
         if not isinstance(results, list) or len(results) != len(rows):
             raise ValueError(
@@ -173,18 +201,24 @@ class SlowScoring:
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._started: dict[int, tuple[float, str]] = {}  # {number: (time, label)}, oldest first
+        # {number: (time, label)} of the samples whose scorer runs, the oldest first.
+        self._started: dict[int, tuple[float, str]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._next: tuple[int, float] = (-1, FIRST_SECONDS)  # (sample, seconds until its next line)
+        # The number of the sample of the last line, and how many seconds its next line waits for.
+        self._told_number = -1
+        self._next_seconds = FIRST_SECONDS
 
     @contextmanager
     def of(self, label: str, now: float | None = None) -> Iterator[None]:
         """Watch the sample `label` while the block scores it."""
         with self._lock:
+            if now is None:
+                now = time.monotonic()
             number = next(self._numbers)
-            self._started[number] = (time.monotonic() if now is None else now, label)
+            self._started[number] = (now, label)
             if self._thread is None:
+                # A daemon does not hold up the end of the process.
                 self._thread = threading.Thread(target=self._watch, daemon=True)
                 self._thread.start()
         try:
@@ -205,11 +239,15 @@ class SlowScoring:
                 return None
             number, (start, label) = next(iter(self._started.items()))
             others = len(self._started) - 1
-        due = self._next[1] if self._next[0] == number else FIRST_SECONDS
+        # Only the oldest sample is named: one line for each of thousands would hide the cause.
+        due = FIRST_SECONDS
+        if number == self._told_number:
+            due = self._next_seconds
         seconds = now - start
         if seconds < due:
             return None
-        self._next = (number, 2 * seconds)
+        self._told_number = number
+        self._next_seconds = 2 * seconds
         return (
             f"a scorer still runs after {seconds:.0f} s: {label}; it also runs for {others} other "
             "samples in this process. Training waits for all of them: give the reward function a "
@@ -219,5 +257,6 @@ class SlowScoring:
     def _watch(self) -> None:
         while True:
             time.sleep(POLL_SECONDS)
-            if (line := self.overdue(time.monotonic())) is not None:
+            line = self.overdue(time.monotonic())
+            if line is not None:
                 logger.warning("verl-gdpo: %s", line)

@@ -19,7 +19,8 @@ from verl_gdpo.scoring.limits import Places
 
 logger = logging.getLogger(__name__)
 
-MOST_STUCK = 64  # threads of a scorer in a process
+# So many threads of a scorer may be stuck in a process, before nothing can be scored any more.
+MOST_STUCK = 64
 NAME = "verl-gdpo scorer"
 
 
@@ -46,7 +47,8 @@ class _Call(NamedTuple):
         except BaseException as error:
             given = error
             give = self.answer.set_exception
-        with suppress(RuntimeError):  # the event loop is closed, so nobody waits
+        # If the event loop is closed, nobody waits for the answer.
+        with suppress(RuntimeError):
             self.answer.get_loop().call_soon_threadsafe(give, given)
 
 
@@ -69,6 +71,7 @@ class Threads:
         self.places = Places(f"threads of {scorer}", self.most, at_once, seconds)
         self._idle = 0
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        # The threads end with this object: None is the last call that they get.
         weakref.finalize(self, self._calls.put, None)
 
     async def reserve(self) -> "ReservedThread":
@@ -123,7 +126,10 @@ class ReservedThread:
         logger.warning(
             "verl-gdpo: %s did not return in time, and its thread cannot be ended: %s; %d of at "
             "most %d threads of this process are stuck in it",
-            *(self._threads.scorer, label, stuck, self._threads.most),
+            self._threads.scorer,
+            label,
+            stuck,
+            self._threads.most,
         )
 
 
@@ -132,7 +138,9 @@ def _work(calls: "SimpleQueue[_Call | None]") -> None:
     while True:
         call = calls.get()
         if call is None:
-            calls.put(None)  # for the next thread
+            # It also ends the next thread.
+            calls.put(None)
             return
         call.make()
-        del call  # an idle thread must not keep a sample
+        # An idle thread must not keep a sample in memory.
+        del call
