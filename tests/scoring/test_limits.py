@@ -225,6 +225,22 @@ def test_a_limiter_counts_its_own_process_by_default():
     assert most_at_once(Limiter(Limits(max_concurrent=3)), 20) == 3
 
 
+def test_the_counter_that_is_handed_in_is_made_once_when_a_call_comes():
+    made = []
+
+    def make_counter(limits):
+        made.append(limits)
+        return Counter(limits)
+
+    limits = Limits(max_concurrent=2)
+    limiter = Limiter(limits, make_counter)
+    assert made == []
+    assert most_at_once(limiter, 10) == 2
+    assert made == [limits]
+    assert most_at_once(Limiter(None, make_counter), 10) == 10
+    assert made == [limits]
+
+
 def test_the_time_limit_counts_without_the_waiting():
     """Ten calls of a tenth of the limit, one after the other, and one that takes longer."""
     assert most_at_once(Limiter(Limits(max_concurrent=1, timeout=0.5)), 10, 0.1) == 1
