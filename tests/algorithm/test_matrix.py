@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.metrics import small_ranges
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.statistics import small_ranges
 from verl_gdpo.algorithm.values import ERROR_KEY, RewardError
 
 

@@ -20,20 +20,18 @@ from verl_gdpo.algorithm.failed_samples import drop_failed
 from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.algorithm.metrics import (
     MOST_SOURCES,
-    batch_metrics,
-    scoring_metrics,
-    settings_of_advantage,
-)
-from verl_gdpo.algorithm.rows import BatchRows
-from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.statistics import (
     advantages_without_eps,
+    batch_metrics,
     contributions,
     correlation,
     groups_with_signal,
+    scoring_metrics,
+    settings_of_advantage,
     tied_pairs,
     why_mean_is_not_0,
 )
+from verl_gdpo.algorithm.rows import BatchRows
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import NOTES_KEY
 
 PAGE = REPO / "docs" / "metrics.md"

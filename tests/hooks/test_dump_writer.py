@@ -100,7 +100,7 @@ def test_trainers_of_one_process_do_not_touch_each_other(queue, tmp_path):
         assert (record is not None) == is_ours
         if record:  # once a call: a step has as many batches as calls
             trainer.global_steps += 1
-            assert {row["batch"] for row in record.dump_rows._rows.values()} == {0}
+            assert set(record.dump_rows.columns(list(A_OF))["batch"]) == {0}
 
 
 def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):

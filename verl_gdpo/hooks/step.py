@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,15 @@ from verl_gdpo.algorithm.conditions import paid_in_batch
 from verl_gdpo.algorithm.equation import GdpoScalars, spread_over_tokens
 from verl_gdpo.algorithm.failed_samples import drop_failed, refuse_failures
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among, scalars_of
-from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
+from verl_gdpo.algorithm.metrics import (
+    batch_metrics,
+    scoring_metrics,
+    settings_of_advantage,
+    small_ranges,
+)
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.statistics import small_ranges
 from verl_gdpo.algorithm.values import NOTES_KEY, RewardError, as_json
 from verl_gdpo.hooks.configuration import KL_IN_REWARD, sums_first, warn_once
 from verl_gdpo.hooks.extend import Function, load, record_of
@@ -148,20 +152,26 @@ class AdvantageStep:
             length_B: the length of each row's response in tokens.
             by_source: whether rewards are also told by data source.
         """
-        settings = settings_of_advantage(adv_estimator, self.settings)
-        by_token = settings is not None and settings.batch_norm == "token"
-        metrics = batch_metrics(
+        rows = self.rows
+        tokens_B = np.array(length_B)
+        if adv_estimator == "gdpo" and self.settings.batch_norm == "token":
+            # Rollout correction has changed the masks, and the estimator counts what is trained.
+            tokens_B = self.computed.trained_B
+        counted_B = rows.counted_B
+        uids = rows.uids
+        tokens_of_session_B = rows.over_sessions(tokens_B)
+        of_scoring = scoring_metrics(rows)
+        of_batch = batch_metrics(
             self.rewards,
-            self.rows.counted_B,
-            self.rows.uids,
-            # with by_token, those that are trained: rollout correction has changed the masks
-            self.rows.over_sessions(self.computed.trained_B if by_token else np.array(length_B)),
-            settings,
+            counted_B,
+            uids,
+            tokens_of_session_B,
+            settings_of_advantage(adv_estimator, self.settings),
             self.settings.bounds,
-            self.rows.sources if by_source else None,
+            rows.sources if by_source else None,
             self.scalars,
         )
-        return metrics | scoring_metrics(self.rows)
+        return of_batch | of_scoring
 
     def __enter__(self) -> "AdvantageStep":
         self._token = _current.set(self)
@@ -200,13 +210,47 @@ def _say_what_is_lacking(rewards: RewardMatrix, step: int | None) -> None:
     _had.update(there & weighed)
 
 
+class DumpBatch(NamedTuple):
+    """A batch whose advantages are computed, for the dump of its step."""
+
+    number: int  # Its place among the batches of the step.
+    rows: BatchRows
+    advantages: TokenAdvantages
+    response_length_B: Sequence[int]
+
+    def columns_of_rows(self) -> dict[str, dict[str, Any]]:
+        """Return {key: {column: value}} of its rows."""
+        columns_of = {}
+        for row, key in enumerate(self.rows.keys):
+            rewards = {}
+            for name, value in self.rows.extra_info(row).items():
+                if name not in ("score", NOTES_KEY):
+                    rewards[str(name)] = as_json(value, str(name))
+            columns_of[str(key)] = {
+                "group": key.uid,
+                "session": key.session,
+                "data_source": self.rows.sources[row],
+                "response_tokens": self.response_length_B[row],
+                "trained_tokens": int(self.advantages.trained_B[row]),
+                "rewards": rewards,
+                "advantage": float(self.advantages.advantage_B[row]),
+                "batch": self.number,
+                "is_padding": bool(self.rows.is_padding_B[row]),
+            }
+        return columns_of
+
+
 class DumpRows:
-    """Keeps the rows of a step until the next one. It may have several batches, and dumps."""
+    """Keeps the batches of a step until the next one. A step may have several, and several dumps.
+
+    Some trainers dump few steps, so a batch is made columns when a dump first asks.
+    """
 
     def __init__(self) -> None:
         self._step: int | None = None
-        self._batches = 0  # of the step
-        self._rows: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
+        self._batch_count = 0
+        self._not_yet_asked_for: list[DumpBatch] = []
+        self._columns_of: dict[str, dict[str, Any]] = {}  # {key: {column: value}}
 
     def add(self, response_length_B: Sequence[int], step: AdvantageStep) -> None:
         """Keep a batch.
@@ -215,26 +259,15 @@ class DumpRows:
             response_length_B: the length of each response in tokens.
             step: of these rows, in the same order, with its advantages.
         """
-        rows, advantages = step.rows, step.computed
-        if rows.step != self._step:  # some trainers dump none
-            self._rows.clear()
-            self._step, self._batches = rows.step, 0
-        for number, key in enumerate(rows.keys):
-            shown = {
-                k: v for k, v in rows.extra_info(number).items() if k not in ("score", NOTES_KEY)
-            }
-            self._rows[str(key)] = {
-                "group": key.uid,
-                "session": key.session,
-                "data_source": rows.sources[number],
-                "response_tokens": response_length_B[number],
-                "trained_tokens": int(advantages.trained_B[number]),
-                "rewards": {str(name): as_json(value, str(name)) for name, value in shown.items()},
-                "advantage": float(advantages.advantage_B[number]),
-                "batch": self._batches,
-                "is_padding": bool(rows.is_padding_B[number]),
-            }
-        self._batches += 1
+        advantages = step.computed
+        if step.rows.step != self._step:
+            self._step = step.rows.step
+            self._batch_count = 0
+            self._not_yet_asked_for.clear()
+            self._columns_of.clear()
+        batch = DumpBatch(self._batch_count, step.rows, advantages, response_length_B)
+        self._not_yet_asked_for.append(batch)
+        self._batch_count += 1
 
     def columns(self, keys: Sequence[str]) -> dict[str, list[Any]]:
         """Return {name: values in the order of `keys`}.
@@ -242,7 +275,10 @@ class DumpRows:
         Raises:
             RuntimeError: a key is in no batch.
         """
-        unknown = [key for key in keys if key not in self._rows]
+        for batch in self._not_yet_asked_for:
+            self._columns_of |= batch.columns_of_rows()
+        self._not_yet_asked_for.clear()
+        unknown = [key for key in keys if key not in self._columns_of]
         if unknown:
             raise RuntimeError(
                 f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
@@ -250,8 +286,8 @@ class DumpRows:
                 "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
                 "of your own that does otherwise works with trainer.rollout_data_dir=null"
             )
-        names = next(iter(self._rows.values()), {})
-        return {name: [self._rows[key][name] for key in keys] for name in names}
+        names = next(iter(self._columns_of.values()), {})
+        return {name: [self._columns_of[key][name] for key in keys] for name in names}
 
 
 # --- what verl calls ----------------------------------------------------------------------------

@@ -16,15 +16,15 @@ import pandas as pd
 from scipy import optimize, stats
 
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
-from verl_gdpo.algorithm.metrics import verl_grpo_settings
-from verl_gdpo.algorithm.read_settings import REWARDS, line_of
-from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.statistics import (
+from verl_gdpo.algorithm.metrics import (
     advantages_without_eps,
     contributions,
     groups_with_signal,
+    verl_grpo_settings,
     within_groups,
 )
+from verl_gdpo.algorithm.read_settings import REWARDS, line_of
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import SAME_SHARE, SOLVED, Bools, Floats, or_0
 from verl_gdpo.scoring.function_list import KEY, entries_of
 from verl_gdpo.terminal import printable, render, wrapped

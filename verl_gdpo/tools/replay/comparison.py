@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_gdpo.algorithm.matrix import RewardMatrix
-from verl_gdpo.algorithm.statistics import correlation, terms_of_rows, tied_pairs
+from verl_gdpo.algorithm.metrics import correlation, terms_of_rows, tied_pairs
 from verl_gdpo.algorithm.values import is_number
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.hooks.configuration import has_own_scorer
@@ -54,13 +54,14 @@ class StepAdvantages:
         active_G: Bools = np.bincount(group_B, is_apart(scaled_B)) > 0
         terms = terms_of_rows(rewards.terms, rows_B)
         rounded_B = np.round(scaled_B / SAME_STD)
+        (ties,) = tied_pairs([rounded_B], terms.values_BM, terms.present_BM, terms.weights, group_B)
         return cls(
             A_B=A_B,
             scaled_B=scaled_B,
             std=std,
             trained_B=active_G[group_B],
             silent_groups=float(1 - active_G.mean()),
-            ties=tied_pairs([rounded_B], *terms[:3], group_B)[0],
+            ties=ties,
         )
 
     def correlation(self, other: "StepAdvantages") -> float | None:
