@@ -99,7 +99,7 @@ trained_up_to() { PATH=$PATH:$root/.venv/bin python3 "$root/verl_gdpo/run/checkp
 refuse_a_living_run() {
   [ -e "$1/lock" ] || return 0
   local code=0
-  flock --nonblock --conflict-exit-code 75 "$1/lock" true 2>/dev/null || code=$?
+  flock --nonblock -E 75 "$1/lock" true 2>/dev/null || code=$?
   [ "$code" != 75 ] ||
     die "run_dir=$1 is in use by process $(cat "$1/lock"), which is alive: wait for it, end it, or choose another folder"
 }
