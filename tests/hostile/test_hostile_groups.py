@@ -86,7 +86,7 @@ def test_validation(stage, play):
     [
         ("fail", r"KeyError: 'a bug' \[.*judges.py:\d+\]"),
         ("lose", r"rank: it returned \[1.0\] for a group of 2; expected a list with a result for"),
-        ("hang", "TimeoutError: no answer within reward.timeout=0.05 s"),
+        ("hang", "NoAnswerError: no answer within reward.timeout=0.05 s"),
     ],
 )
 def test_a_function_that_fails_stops_the_run_or_drops_the_group(stage, play, fault, reason):

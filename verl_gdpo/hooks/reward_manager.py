@@ -90,6 +90,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     verl would go on after an exception. Other trainers get the exception.
     """
 
+    threads_at_once: int | None = None  # of a function that is not async; `check` has more
+
     def __init__(
         self,
         config: Any,
@@ -318,8 +320,10 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     def _threads_of(self, scorer: str, task: Task | None = None) -> Threads:
         """The threads of a scorer, which no other has: one that waits holds up no other."""
         if scorer not in self._threads:
-            # for programs, as many as can run at once: this worker may have all cores for them
-            at_once = task.programs.at_once() if task and task.programs else None
+            at_once = self.threads_at_once
+            if task is not None and task.programs is not None:
+                # as many as can run at once: this worker may have all cores for them
+                at_once = task.programs.at_once()
             self._threads[scorer] = Threads(scorer, at_once, self.limiter.timeout)
         return self._threads[scorer]
 

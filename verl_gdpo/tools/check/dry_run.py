@@ -214,6 +214,7 @@ def _load_manager(config: Any) -> Any:
                 f"{message}"
             )
         raise ValueError(message) from error
+    manager.threads_at_once = AT_ONCE  # of ours; others take the loop's
     return manager
 
 
