@@ -217,8 +217,10 @@ def _blocks_of_users_code(
     configuration: Mapping[str, Any], task_runner_class: Any
 ) -> Iterator[str]:
     """Yield each block that code of the user's gets. Below it, a key may have a reader."""
-    if task_runner_class is not None and not _is_of_verl_or_ours(task_runner_class.__module__):
-        yield ""
+    if task_runner_class is not None:
+        module = getattr(task_runner_class, "__module__", "")  # whatever a script hands over
+        if not _is_of_verl_or_ours(module):
+            yield ""
     for key, blocks in NAMES_CODE.items():
         if _value(configuration, key):
             yield from blocks
