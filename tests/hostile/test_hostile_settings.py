@@ -23,7 +23,8 @@ def test_two_data_sources_with_different_rewards(stage):
 
 def test_a_condition(stage):
     when = {"reward": "a", "at_least": 1}
-    settings = {"algorithm.gdpo.rewards": {"a": 1.0, "b": {"weight": 2.0, "when": when}}}
+    gated = {"weight": 2.0, "when": when, "otherwise": "zero"}
+    settings = {"algorithm.gdpo.rewards": {"a": 1.0, "b": gated}}
     met = [[{**said, "b": said["b"] if said["a"] else 0.0} for said in group] for group in PROMPTS]
     played = stage.train(PROMPTS, settings=settings)
     assert played.advantages == oracle_of(met, {"a": 1.0, "b": 2.0})
