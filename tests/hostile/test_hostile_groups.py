@@ -4,6 +4,8 @@ To add a case: prompts as `stage.py` lists them, `play(stage.train, prompts)`, a
 out. `own` returns `a` of a sample; `rank` gets a group, and returns the rank of each `b` in it.
 """
 
+import itertools
+
 import pytest
 from scripted import Scored
 from stage import oracle_of
@@ -81,6 +83,22 @@ def test_validation(stage, play):
     assert metrics["val-aux/d/rank/mean@2"] == 0.5 and metrics["val-aux/d/facts__of/mean@2"] == 2
 
 
+PLAYS = itertools.count(1)
+
+
+def limits_of_a_play():
+    """Limits that no other play has, so that the actor that counts is a new one.
+
+    The worker makes its reward manager anew for each play. Ray removes the actor of the last
+    manager some time later, and until then gives it to who asks for the same name.
+    """
+    return {
+        "reward.timeout": 0.05,
+        "reward.estimated_tokens_per_request": next(PLAYS),
+        "algorithm.gdpo.max_failed": 1.0,
+    }
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -91,16 +109,16 @@ def test_validation(stage, play):
 )
 def test_a_function_that_fails_stops_the_run_or_drops_the_group(stage, play, fault, reason):
     prompts = [[A, B, D], [C, {**A, fault: 1}]]
-    how = {"settings": {"reward.timeout": 0.05, "algorithm.gdpo.max_failed": 1.0}}
     with pytest.raises(RewardError, match=f"2 of 5 samples .*uid .*extra_info.index 1: .*{reason}"):
-        play(stage.train, prompts, rank={"limited": True}, **how)
+        play(stage.train, prompts, rank={"limited": True}, settings=limits_of_a_play())
     stage.clean()
     first, second = ranked([(0, 2), (1, 0), (0, 1)], [(2, None), (0, None)])
     limited = {"limited": True, "on_error": "missing"}
-    played = play(stage.train, prompts, rank=limited, **how)
+    played = play(stage.train, prompts, rank=limited, settings=limits_of_a_play())
     assert played.advantages == oracle_of([first, second])
     assert played.metrics["gdpo/scoring/failed_rank"] == 2 / 5
     stage.clean()
-    played = play(stage.train, prompts, rank={**limited, "on_error": "drop"}, **how)
+    dropping = {**limited, "on_error": "drop"}
+    played = play(stage.train, prompts, rank=dropping, settings=limits_of_a_play())
     of_first = oracle_of([first]).expected
     assert played.advantages == pytest.approx({**of_first, (1, 0): 0, (1, 1): 0}, abs=1e-6)

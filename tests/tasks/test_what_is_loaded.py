@@ -13,11 +13,11 @@ print(*sys.modules)
 REGISTRY = {"tasks"}
 TASKS = ("coding", "constraints", "gsm8k", "math_length", "tool_rl")
 FOLDERS = {f"tasks.{name}" for name in TASKS}  # a line each
-SANDBOX = {"sandbox", "sandbox.inside", "sandbox.lock", "sandbox.machine"}
+SANDBOX = {"tasks.sandbox"} | {f"tasks.sandbox.{name}" for name in ("inside", "lock", "machine")}
 CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
 TOOL_RL = {"tasks.tool_rl.score", "tasks.tool_rl.form"}
 CODING = {"tasks.coding.score", "tasks.coding.problem", *SANDBOX}
-MATH = {"tasks.math_length.score", *SANDBOX, "sandbox.limited_process", "terminal"}
+MATH = {"tasks.math_length.score", *SANDBOX, "tasks.sandbox.limited_process", "terminal"}
 
 
 @pytest.mark.parametrize(

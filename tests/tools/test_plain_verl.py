@@ -142,7 +142,7 @@ def test_what_replay_refuses_of_a_plain_dump(plain, capsys, scorer, more, messag
     ("uid", "message"),
     [
         (None, "1.jsonl, line 1: no `uid`: .*use_v1=True"),
-        ("a", "1.jsonl, line 1: uid 'a': expected UID_SESSION_INDEX"),
+        ("a", "1.jsonl, line 1: key 'a': expected UID_SESSION_INDEX"),
     ],
 )
 def test_a_dump_without_groups_is_refused(tmp_path, capsys, uid, message):

@@ -441,7 +441,10 @@ def _score_of(rows: BatchRows, row: int) -> Any:
 
 def not_the_sum(score: Any, values: Mapping[str, float | None], is_own: bool = False) -> str:
     """Return the message for a `score` that is not the sum of the rewards."""
-    origin = "the agent loop set reward_score=" if is_own else f"{SCORER} score="
+    if is_own:
+        origin = "the agent loop set reward_score="
+    else:
+        origin = "the scorer returned score="
     line = line_of("algorithm.gdpo.rewards", dict.fromkeys(values, 1.0))
     return (
         f"{origin}{score:g}, which is not the sum of {dict(values)}. Say which of them are rewards,"
