@@ -93,7 +93,7 @@ overridden() {
 
 # The manifest of the start that trained up to the checkpoint of $run, or nothing if it is not recorded; fails without a checkpoint.
 # Any Python will do, also that of an environment that was made before.
-trained_up_to() { PATH=$PATH:$root/.venv/bin python3 "$root/verl_gdpo/run/checkpoints.py" "${run:-runs}"; }
+trained_up_to() { PATH=$PATH:$root/.venv/bin python3 "$root/verl_gdpo/tools/run/checkpoints.py" "${run:-runs}"; }
 
 # Stops if a launcher holds the folder. It locks this file until it ends.
 refuse_a_living_run() {
@@ -128,7 +128,7 @@ fi
 # before anything is installed; the configuration of an earlier start may say other folders
 if [ -z "$manifest" ]; then
   denied=0
-  PATH=$PATH:$root/.venv/bin python3 "$root/verl_gdpo/run/ray_folders.py" "${overrides[@]}" || denied=$?
+  PATH=$PATH:$root/.venv/bin python3 "$root/verl_gdpo/tools/run/ray_folders.py" "${overrides[@]}" || denied=$?
   [ "$denied" != 3 ] || exit 2 # another code is of a Python that is missing or old
 fi
 
@@ -146,7 +146,7 @@ print(sys.executable, ", ".join(f"{name} {m.version(name)}" for name in ("verl",
     python=$("$root/setup_env.sh" python gpu "${extras[@]}") || exit 2
   fi
   # before anything is installed or downloaded; who names the hardware goes on with what the recipe has
-  fitting=$("$python" "$root/verl_gdpo/tools/check/gpus.py" "$task" "$count" "${overrides[@]}" ${manifest:+--resume}) || [ -n "$hardware" ] ||
+  fitting=$("$python" "$root/verl_gdpo/tools/run/gpus.py" "$task" "$count" "${overrides[@]}" ${manifest:+--resume}) || [ -n "$hardware" ] ||
     die "to go on all the same, give hardware=1gpu or hardware=8gpu, and the keys of memory that recipes/README.md names"
   [ "$fitting" != hardware=cpu ] || [ -z "$hardware" ] || die "hardware=$hardware, but there is no GPU here"
   for choice in $fitting; do
@@ -202,7 +202,7 @@ fi
 
 [ ${#allowed[@]} -eq 0 ] || overrides+=("++allow_change=[$(IFS=,; echo "${allowed[*]}")]")
 if [ -n "$manifest" ]; then
-  stage "$python" -m verl_gdpo.run.resume "$run" "hardware=$hardware" "${overrides[@]}" >"$answer"
+  stage "$python" -m verl_gdpo.tools.run.resume "$run" "hardware=$hardware" "${overrides[@]}" >"$answer"
   mapfile -d '' -t config <"$answer"
 else
   config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$data")" "${overrides[@]}")
@@ -222,7 +222,7 @@ say "training; verl needs a minute or two to start. Everything it prints: $run/t
 say "checking the configuration meanwhile; a problem ends the run"
 [ -n "$manifest" ] || config+=("run_dir=$(quoted "$run")")
 options+=(--go-on "$(printf '%q ' "$root/run.sh" "$task" --resume "$run")")
-stage "$python" -m verl_gdpo.run.launch --check "${options[@]}" --run-dir "$run" -- \
+stage "$python" -m verl_gdpo.tools.run.launch --check "${options[@]}" --run-dir "$run" -- \
   "$python" -m verl.trainer.main_ppo "${config[@]}"
 # the launcher has said where the folder is, if somebody has moved it
 [ ! -d "$run" ] || stage "$python" -m verl_gdpo summary "$run"

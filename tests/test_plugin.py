@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 from quick_composition import compose_quickly
 from repository import REPO
 
-from verl_gdpo import stacks
 from verl_gdpo.cpu.plugin import FUSED_KERNELS, ON_CPU, OWN_ROLLOUT
 from verl_gdpo.hooks.before_training import COMPARED, code_files
 from verl_gdpo.hooks.extend import Extension
 from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS, OF_CHECKPOINTS, OF_MODELS
+from verl_gdpo.tools.run import stacks
 
 REPORT = """
 import sys, verl
@@ -311,13 +311,18 @@ LOADED_WITH_TRAINER_AND_MANAGERS = {
     "verl_gdpo.hooks.extend",
     "verl_gdpo.hooks.gates",
     "verl_gdpo.plugin",
-    "verl_gdpo.stacks",
+    "verl_gdpo.tools",
+    "verl_gdpo.tools.run",
+    "verl_gdpo.tools.run.stacks",
 }
 
 
 @pytest.mark.parametrize("asked", [None, "1"])
 def test_stacks_are_registered_where_the_launcher_reads_them(python, asked):
-    code = "import os, verl\nfrom verl_gdpo import stacks\nprint(len(stacks.files_of(os.getpid())))"
+    code = (
+        "import os, verl\nfrom verl_gdpo.tools.run import stacks\n"
+        "print(len(stacks.files_of(os.getpid())))"
+    )
     done = python(code, **({stacks.VARIABLE: asked} if asked else {}))
     assert done.stdout == f"{1 if asked else 0}\n", done.stderr
 
@@ -353,8 +358,15 @@ def test_what_verls_processes_load(python, gsm8k):
     early, late = json.loads(done.stdout.splitlines()[-1])
     assert {*early} == LOADED_WITH_TRAINER_AND_MANAGERS
     # the look at checkpoints imports the standard library alone
-    of_run = {name for name in late if name.startswith("verl_gdpo.run")}
-    assert of_run == {"verl_gdpo.run", "verl_gdpo.run.checkpoints"}
+    of_run = {name for name in late if name.startswith("verl_gdpo.tools")}
+    assert of_run == {
+        "verl_gdpo.tools",
+        "verl_gdpo.tools.run",
+        "verl_gdpo.tools.run.attention",
+        "verl_gdpo.tools.run.checkpoints",
+        "verl_gdpo.tools.run.resumed",
+        "verl_gdpo.tools.run.stacks",
+    }
     assert not any(name.startswith("verl_gdpo.tasks.sandbox") for name in late)
     # the nodes of a cluster compare what scores and what trains
     package = REPO / "verl_gdpo"
@@ -362,7 +374,6 @@ def test_what_verls_processes_load(python, gsm8k):
     assert {name for name, file in late.items() if Path(file) not in compared} == {
         "verl_gdpo.cpu",
         "verl_gdpo.cpu.plugin",
-        "verl_gdpo.stacks",
         "verl_gdpo.terminal",
         *of_run,
     }

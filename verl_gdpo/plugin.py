@@ -18,9 +18,10 @@ configuration names gdpo. If it has them, a line says that nobody has tested it.
 import verl
 from packaging.specifiers import SpecifierSet
 
-from verl_gdpo import REQUIRED_VERL, stacks
+from verl_gdpo import REQUIRED_VERL
 from verl_gdpo.hooks.extend import extend_when_imported, extensions
 from verl_gdpo.hooks.gates import refusals, refuse
+from verl_gdpo.tools.run import stacks
 
 __all__ = ["CALLED_BY_TOOLS", "EXTENSIONS", "refusals"]
 
@@ -90,6 +91,7 @@ OF_MODELS = extensions(
             "need_reference_policy(config)": "attention:ask_for_head_in_root",
         },
     },
+    room="tools.run",
     only_for="attention=packed_sdpa, and for fused kernels under FSDP2. If a model cannot be built "
     "or trained, set attention=flash_attn and actor_rollout_ref.model.use_fused_kernels=False",
 )
@@ -103,6 +105,7 @@ OF_CHECKPOINTS = extensions(
             "FSDPCheckpointManager.register_checkpoint(new_path,max_ckpt_to_keep)": "",
         },
     },
+    room="tools.run",
     only_for="max_actor_ckpt_to_keep in a resumed run. Without it, verl keeps so many more after "
     "each resume: delete old ones yourself",
 )

@@ -13,9 +13,9 @@ from pathlib import Path
 from examples.demonstration.inputs import PROMPTS, make_inputs, make_prompts
 from examples.demonstration.results import answers, rewards_table
 from examples.demonstration.settings import SETTINGS, Setting
-from verl_gdpo.run.resume import quoted
 from verl_gdpo.terminal import printing
 from verl_gdpo.tools import report
+from verl_gdpo.tools.run.resume import quoted
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

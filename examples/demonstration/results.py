@@ -5,9 +5,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from verl_gdpo.run.dump_reader import dump_files, read_dump
-from verl_gdpo.run.folder import read_metrics, training_rewards
 from verl_gdpo.terminal import printable, render
+from verl_gdpo.tools.run_folder.dump_reader import dump_files, read_dump
+from verl_gdpo.tools.run_folder.folder import read_metrics, training_rewards
 
 LAST = 5  # steps, whose mean is the end of a training
 SHOWN_PROMPTS = 4

@@ -21,7 +21,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.tensordict_utils import get_tensordict
 from verl_batch import verl_config
 
-from verl_gdpo.run.resume import quoted
+from verl_gdpo.tools.run.resume import quoted
 
 SELF_SCORED = "scores_itself"
 NOT_SET = object()

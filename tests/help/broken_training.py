@@ -15,10 +15,10 @@ from small_trainings import overrides
 from start_verl import ENVIRONMENT, verl_command
 from tool_rows import tool_row
 
-from verl_gdpo.run.dump_reader import dump_files, read_dump
-from verl_gdpo.run.end_conditions import HANG_FILE
-from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.resume import arguments, quoted
+from verl_gdpo.tools.run.end_conditions import HANG_FILE
+from verl_gdpo.tools.run.resume import arguments, quoted
+from verl_gdpo.tools.run_folder.dump_reader import dump_files, read_dump
+from verl_gdpo.tools.run_folder.folder import read_metrics
 from workshop.tiny_policy.model import make_tiny_model
 
 MARK = "VERL_GDPO_FAULT_TEST"
@@ -82,7 +82,13 @@ class Training:
         self.starts += 1
         launcher = subprocess.Popen(
             [
-                *(sys.executable, "-m", "verl_gdpo.run.launch", "--run-dir", str(self.folder)),
+                *(
+                    sys.executable,
+                    "-m",
+                    "verl_gdpo.tools.run.launch",
+                    "--run-dir",
+                    str(self.folder),
+                ),
                 *("--time-limit", "900", "--"),
                 *command,
             ],

@@ -1,4 +1,4 @@
-"""Starts the launcher on drivers that are made up, for tests/run/."""
+"""Starts the launcher on drivers that are made up, for tests/tools/run/."""
 
 import json
 import subprocess
@@ -32,11 +32,12 @@ def children_of(folder):
     return [pid for pid in pids if is_alive(pid)]
 
 
-LAUNCHER = ["-m", "verl_gdpo.run.launch"]
+LAUNCHER = ["-m", "verl_gdpo.tools.run.launch"]
 # the launcher, whose limits are as good as none
 IMPATIENT = """
 import sys
-from verl_gdpo.run import end_conditions, launch
+from verl_gdpo.tools.run import end_conditions
+from verl_gdpo.tools.run import launch
 end_conditions.FIRST_SECONDS = 0.5
 sys.exit(launch.main())
 """

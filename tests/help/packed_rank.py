@@ -18,7 +18,7 @@ from verl.utils import tensordict_utils
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine import EngineRegistry
 
-from verl_gdpo.hooks import attention
+from verl_gdpo.tools.run import attention
 
 RANK, FOLDER, MODEL = int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2]
 LENGTHS = ((5, 1, 9, 1, 1, 3), (7,))  # of the rows of each rank

@@ -3,7 +3,7 @@
 import os
 import zipfile
 
-from verl_gdpo.run.checkpoints import TRACKER
+from verl_gdpo.tools.run.checkpoints import TRACKER
 
 
 def write_archive(path, content="weights"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import varied_reward
 from rollout_check import SIZES
 
-from verl_gdpo.run.resume import quoted
+from verl_gdpo.tools.run.resume import quoted
 
 REWARD_FILE = Path(varied_reward.__file__)
 

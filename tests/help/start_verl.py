@@ -9,9 +9,9 @@ from pathlib import Path
 from ray_session import ray_folder
 from repository import REPO
 
-from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.launch import launch
-from verl_gdpo.run.resume import quoted
+from verl_gdpo.tools.run.launch import launch
+from verl_gdpo.tools.run.resume import quoted
+from verl_gdpo.tools.run_folder.folder import read_metrics
 
 TIME_LIMIT_SECONDS = 480
 ENVIRONMENT = {

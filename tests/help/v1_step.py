@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl_batch import verl_config
 
-from verl_gdpo.run.resume import quoted
+from verl_gdpo.tools.run.resume import quoted
 
 # the README's batch, whose advantages are -+ .5477 and -+ 1.0954
 REWARDS = {"u": [(0, 0), (0, 1)], "v": [(0, 0), (1, 1)]}

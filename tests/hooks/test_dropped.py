@@ -13,7 +13,7 @@ from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.hooks.trainer import update_validation_metrics
-from verl_gdpo.run.dump_reader import read_dump, reward_rows
+from verl_gdpo.tools.run_folder.dump_reader import read_dump, reward_rows
 
 ENTRY = "+reward.reward_functions.judge={path: a.py, on_error: drop}"
 LIMIT = "++algorithm.gdpo.max_failed"

@@ -25,7 +25,7 @@ from verl_gdpo.algorithm import metrics as metrics_module
 from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.hooks import step as step_module
 from verl_gdpo.hooks.extend import record_of
-from verl_gdpo.run.dump_reader import read_dump
+from verl_gdpo.tools.run_folder.dump_reader import read_dump
 
 VERLS_OWN = ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"]
 FILTER = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]

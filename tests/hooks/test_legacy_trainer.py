@@ -32,7 +32,7 @@ from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
 from verl_gdpo.hooks.step import current_step, fitting
 from verl_gdpo.hooks.trainer import update_validation_metrics
 from verl_gdpo.plugin import refusals
-from verl_gdpo.run.dump_reader import read_dump
+from verl_gdpo.tools.run_folder.dump_reader import read_dump
 
 # 1 to 8 tokens in groups of four, less the mean of the group
 LENGTHS_WITHIN_GROUPS = [-1.5, -0.5, 0.5, 1.5] * 2

@@ -17,9 +17,9 @@ from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.trainer import update_validation_metrics
-from verl_gdpo.run.dump_reader import read_dump
 from verl_gdpo.scoring.reward_functions import reward_functions
 from verl_gdpo.tools.replay import main
+from verl_gdpo.tools.run_folder.dump_reader import read_dump
 
 FILE = """
 import json

@@ -12,8 +12,8 @@ from executable import program
 from ray_session import ray_folder
 from repository import REPO
 
-from verl_gdpo.run.dump_reader import read_dump
-from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.tools.run_folder.dump_reader import read_dump
+from verl_gdpo.tools.run_folder.folder import read_metrics
 
 PAGE = (REPO / "docs" / "adding_a_task.md").read_text()
 EXECUTED = re.findall(

@@ -19,10 +19,10 @@ from examples.demonstration import inputs, results, rewards
 from examples.demonstration.settings import SETTINGS
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.read_settings import read_settings
-from verl_gdpo.run.dump_reader import DUMP_KEYS, VERL_KEYS
 from verl_gdpo.scoring.function_list import algorithm_of
 from verl_gdpo.tasks.constraints.score import TASK
 from verl_gdpo.tools.advice import Evidence, describe
+from verl_gdpo.tools.run_folder.dump_reader import DUMP_KEYS, VERL_KEYS
 from workshop.experiments import demonstration
 from workshop.figures import demonstration as figure
 

@@ -21,13 +21,13 @@ from saved_checkpoint import save_checkpoint
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_gdpo.run.processes import locked
-from verl_gdpo.run.starts import StartManifest, now, write
+from verl_gdpo.tools.run.processes import locked
+from verl_gdpo.tools.run.starts import StartManifest, now, write
 
 PYTHON = r"""#!/bin/bash
 call=$(mktemp "$CALLS/XXXXXX")
 printf '%s\0' "$PWD" "$@" >"$call"
-[[ $* != *verl_gdpo.run.launch* ]] || exit "${LAUNCH_EXIT:-0}"
+[[ $* != *verl_gdpo.tools.run.launch* ]] || exit "${LAUNCH_EXIT:-0}"
 """
 OWN_DATA = ("data.train_files=a", "data.val_files=b")
 
@@ -56,10 +56,9 @@ def checkout(tmp_path, monkeypatch):
     (root / "recipes" / "task").mkdir()
     for task in ("tool_rl", "gsm8k"):
         (root / "recipes" / "task" / f"{task}.yaml").touch()
-    (root / "verl_gdpo" / "tools" / "check").mkdir(parents=True)
-    (root / "verl_gdpo" / "run").mkdir()
+    (root / "verl_gdpo" / "tools" / "run").mkdir(parents=True)
     for module in ("checkpoints.py", "ray_folders.py"):
-        shutil.copy(REPO / "verl_gdpo" / "run" / module, root / "verl_gdpo" / "run")
+        shutil.copy(REPO / "verl_gdpo/tools/run" / module, root / "verl_gdpo/tools/run")
     finds(root, "hardware=cpu")
     for folder in ("deep/home", "calls", "bin"):
         (tmp_path / folder).mkdir(parents=True)
@@ -75,7 +74,7 @@ def says_what_it_gets(checkout):
 
 def finds(checkout, overrides):
     """What the look at the GPUs says."""
-    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(f"print({overrides!r})")
+    (checkout / "verl_gdpo" / "tools" / "run" / "gpus.py").write_text(f"print({overrides!r})")
 
 
 def call(checkout, *arguments, script=None, hardware="cpu"):
@@ -115,7 +114,7 @@ def overrides(arguments):
 
 def launched(checkout):
     """(run folder, what Hydra reads, the folder stood in) of the one training."""
-    folder, arguments = stages(checkout)["verl_gdpo.run.launch"]
+    folder, arguments = stages(checkout)["verl_gdpo.tools.run.launch"]
     return Path(arguments[arguments.index("--run-dir") + 1]), overrides(arguments), folder
 
 
@@ -133,8 +132,8 @@ def test_every_stage_of_a_run(checkout):
     done = call(checkout, "estimator=grpo")
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
-    assert sorted(ran) == ["data_prep", "verl-gdpo summary", "verl_gdpo.run.launch"]
-    _, arguments = ran["verl_gdpo.run.launch"]
+    assert sorted(ran) == ["data_prep", "verl-gdpo summary", "verl_gdpo.tools.run.launch"]
+    _, arguments = ran["verl_gdpo.tools.run.launch"]
     assert "--end-with-parent" in arguments
     (run,) = (checkout / "runs").iterdir()
     go_on = shlex.split(arguments[arguments.index("--go-on") + 1])
@@ -194,7 +193,7 @@ def test_another_task(checkout):
     done = run_sh(checkout, "gsm8k", "hardware=cpu")
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
-    assert overrides(ran["verl_gdpo.run.launch"][1])["task"] == "gsm8k"
+    assert overrides(ran["verl_gdpo.tools.run.launch"][1])["task"] == "gsm8k"
     assert ran["data_prep"][1][-3:] == ["--synthetic", "--out", f"{checkout}/data/gsm8k_tiny"]
     policy = ran["workshop.tiny_policy"][1][-4:]
     rows = f"{checkout}/data/gsm8k_tiny/train.parquet"
@@ -203,7 +202,7 @@ def test_another_task(checkout):
     ran, data = stages(checkout), checkout.parent / "deep" / "home" / "für my data"
     assert ran["data_prep"][1][-2:] == ["--out", f"{data}/gsm8k_tiny"]
     assert ran["workshop.tiny_policy"][1][-1] == f"{data}/gsm8k_policy"
-    assert overrides(ran["verl_gdpo.run.launch"][1])["data_dir"] == str(data)
+    assert overrides(ran["verl_gdpo.tools.run.launch"][1])["data_dir"] == str(data)
     *_, run = sorted((checkout / "runs").iterdir())
     assert run.name.startswith("gsm8k-")
     save_checkpoint(run / "checkpoints", 3)
@@ -222,7 +221,9 @@ def test_a_task_with_a_model_of_the_hub_needs_no_tiny_policy(checkout):
         ran = stages(checkout)
         assert {"data_prep", "verl-gdpo fetch"} <= {*ran} and "workshop.tiny_policy" not in ran
         model_key = "actor_rollout_ref.model.path"
-        assert overrides(ran["verl_gdpo.run.launch"][1]).get(model_key) == ("m" if model else None)
+        assert overrides(ran["verl_gdpo.tools.run.launch"][1]).get(model_key) == (
+            "m" if model else None
+        )
     run_sh(checkout, "gsm8k", "hardware=cpu")
     ran = stages(checkout)
     assert "workshop.tiny_policy" in ran and "verl-gdpo fetch" not in ran
@@ -296,14 +297,14 @@ def test_paths_are_relative_to_where_the_user_stands(checkout):
     call(checkout, "data.train_files=my.parquet", "--resume", "run/")
     ran = stages(checkout)
     assert ran["data_prep"][0] == checkout
-    assert ran["verl_gdpo.run.launch"][0] == home
-    arguments = ran["verl_gdpo.run.launch"][1]
+    assert ran["verl_gdpo.tools.run.launch"][0] == home
+    arguments = ran["verl_gdpo.tools.run.launch"][1]
     assert overrides(arguments)["data.train_files"] == "my.parquet"
     assert overrides(arguments)["run_dir"] == str(home / "run")
 
 
 GO_ON = r"""
-[[ $* != *verl_gdpo.run.resume* ]] || printf '%s\0' --config-dir stored 'a b' "${@:4}"
+[[ $* != *verl_gdpo.tools.run.resume* ]] || printf '%s\0' --config-dir stored 'a b' "${@:4}"
 """
 
 
@@ -337,12 +338,12 @@ def test_a_resume_takes_the_configuration_of_the_run(checkout):
     done = call(checkout, "--resume", *more, hardware=None)
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
-    run_modules = ["verl_gdpo.run.launch", "verl_gdpo.run.resume"]
+    run_modules = ["verl_gdpo.tools.run.launch", "verl_gdpo.tools.run.resume"]
     assert sorted(ran) == ["verl-gdpo summary", *run_modules]
     allowed = "++allow_change=[algorithm,data.val_files]"
     given = ["hardware=cpu", "task=tool_rl", "trainer.save_freq=1", allowed]
-    assert ran["verl_gdpo.run.resume"][1][2:] == [str(run), *given]
-    _, arguments = ran["verl_gdpo.run.launch"]
+    assert ran["verl_gdpo.tools.run.resume"][1][2:] == [str(run), *given]
+    _, arguments = ran["verl_gdpo.tools.run.launch"]
     command = arguments[arguments.index("--") + 1 :]
     assert command[1:] == [
         *("-m", "verl.trainer.main_ppo", "--config-dir", "stored", "a b"),
@@ -360,7 +361,7 @@ def test_a_resume_on_gpus_leaves_the_recipes_to_the_run(checkout):
     done = call(checkout, "--resume", hardware=None)
     assert (done.returncode, done.stderr) == (0, "gpu flash-attn\n")
     ran = stages(checkout)
-    given = ran["verl_gdpo.run.resume"][1][3:]
+    given = ran["verl_gdpo.tools.run.resume"][1][3:]
     assert given == ["hardware=8gpu", "task=tool_rl"]
     fetched = ran["verl-gdpo fetch"][1]
     assert fetched[fetched.index("fetch") + 1 :] == ["--config-dir", "stored", "a b", *given]
@@ -386,7 +387,7 @@ def test_a_folder_of_any_name_is_resumed(checkout, name):
 
 def test_options_of_the_check_reach_it(checkout):
     call(checkout, "--allow-flat", "--seconds", "300", "estimator=grpo")
-    arguments = stages(checkout)["verl_gdpo.run.launch"][1]
+    arguments = stages(checkout)["verl_gdpo.tools.run.launch"][1]
     told = [text for text in arguments if text.startswith("--check-option")]
     assert told == ["--check-option=--allow-flat", "--check-option=--seconds=300"]
 
@@ -469,13 +470,13 @@ def test_a_folder_of_the_users_choice(checkout):
 )
 def test_the_recipes_fit_the_gpus_that_are_wanted(checkout, found, given, wanted, expected):
     code = f"import sys; print({found!r}); print(*sys.argv[1:], sep='|', file=sys.stderr)"
-    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(code)
+    (checkout / "verl_gdpo" / "tools" / "run" / "gpus.py").write_text(code)
     done = call(checkout, *given, hardware=None)
     assert done.returncode == 0
     assert done.stderr.startswith(f"tool_rl|{wanted}|task=tool_rl")
     assert f"hardware={expected['hardware']}\n" in done.stdout
     ran = stages(checkout)
-    arguments = ran["verl_gdpo.run.launch"][1]
+    arguments = ran["verl_gdpo.tools.run.launch"][1]
     read = overrides(arguments)
     assert {key: read[key] for key in expected} == expected
     given = arguments[arguments.index("train") + 1 :]
@@ -505,12 +506,12 @@ if [[ $1 == *gpus.py ]]; then exec {sys.executable} "$@"; fi
     assert "as it is: verl 0.10.0.dev0, vllm 0.24.0, verl-gdpo 0.1.0\n" in done.stdout
 
 
-# as nvidia-smi prints it; tests/tools/test_gpus.py has other machines
+# as nvidia-smi prints it; tests/tools/run/test_gpus.py has other machines
 A100 = "NVIDIA A100-SXM4-80GB, 81920"
 # the module itself, on a machine that has no device of its own
 LOOK = f"""
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("gpus", "{REPO}/verl_gdpo/tools/check/gpus.py")
+spec = importlib.util.spec_from_file_location("gpus", "{REPO}/verl_gdpo/tools/run/gpus.py")
 gpus = sys.modules["gpus"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gpus)
 gpus._has_device = lambda: False
@@ -522,7 +523,7 @@ def on_machine(checkout, lines):
     rows = "\n".join(f"{i}, GPU-{i}a0b, {line}" for i, line in enumerate(lines))
     text = f"cat <<'EOF'\n{rows or 'No devices were found'}\nEOF\nexit {0 if rows else 6}"
     program(checkout.parent / "bin" / "nvidia-smi", f"#!/bin/sh\n{text}\n")
-    (checkout / "verl_gdpo" / "tools" / "check" / "gpus.py").write_text(LOOK)
+    (checkout / "verl_gdpo" / "tools" / "run" / "gpus.py").write_text(LOOK)
 
 
 def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
@@ -532,7 +533,7 @@ def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
     assert "GPU NVIDIA GB10: nvidia-smi says memory [N/A]" in done.stderr
     assert "give hardware=1gpu or hardware=8gpu" in done.stderr
     assert call(checkout, hardware="1gpu").returncode == 0
-    _, arguments = stages(checkout)["verl_gdpo.run.launch"]
+    _, arguments = stages(checkout)["verl_gdpo.tools.run.launch"]
     assert overrides(arguments)["hardware"] == "1gpu" and TOKENS not in overrides(arguments)
     # with places of its own, each configuration would be composed anew
     given = arguments[arguments.index("train") + 1 :]

@@ -20,10 +20,10 @@ from processes import marked
 from repository import REPO, tracked_files
 from rollout_check import SIZES, check_rollouts
 
-from verl_gdpo.run.dump_reader import read_dump
-from verl_gdpo.run.folder import read_metrics
-from verl_gdpo.run.resume import quoted
 from verl_gdpo.tasks.tool_rl.rows import make_rows
+from verl_gdpo.tools.run.resume import quoted
+from verl_gdpo.tools.run_folder.dump_reader import read_dump
+from verl_gdpo.tools.run_folder.folder import read_metrics
 from workshop.tiny_policy.model import make_tiny_model
 
 SCRIPTS = ["run.sh", "run_demo.sh", "run_tool_rl.sh", "setup_env.sh", "tests/run.sh", ".ci/run"]

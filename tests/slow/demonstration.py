@@ -8,7 +8,7 @@ import subprocess
 from processes import wait_for
 from repository import REPO
 
-from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.tools.run_folder.folder import read_metrics
 
 
 def start(folder):

@@ -19,7 +19,7 @@ from start_verl import ENVIRONMENT, run_verl
 from varied_reward import asked_at_once
 
 import verl_gdpo
-from verl_gdpo.run.resume import quoted
+from verl_gdpo.tools.run.resume import quoted
 
 ENDED_SECONDS = 180
 STEPS = 12

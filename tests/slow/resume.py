@@ -20,7 +20,7 @@ from verl.utils.torch_functional import (
     get_cosine_schedule_with_warmup,
 )
 
-from verl_gdpo.run.starts import starts_of
+from verl_gdpo.tools.run.starts import starts_of
 from workshop.tiny_policy.model import make_tiny_model
 
 ROWS, BATCH, TAKEN = 20, 4, 2

@@ -15,8 +15,8 @@ import oracle
 import pytest
 from repository import REPO
 
-from verl_gdpo.run.folder import read_metrics
 from verl_gdpo.tasks.tool_rl import score as tool_rl
+from verl_gdpo.tools.run_folder.folder import read_metrics
 
 HELP = REPO / "tests" / "help"
 SHARED = ("/dev/shm/*", "/tmp/rl-colocate-*")

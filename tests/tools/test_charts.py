@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from made_arms import made_arm
 from repository import REPO
 
-from verl_gdpo.run.findings import Finding
 from verl_gdpo.tools.report.charts import (
     ARMS_LOOKS,
     OF_TRAINING,
@@ -26,6 +25,7 @@ from verl_gdpo.tools.report.charts import (
     thinned,
 )
 from verl_gdpo.tools.report.runs import Run, RunsOfArm
+from verl_gdpo.tools.run_folder.findings import Finding
 
 FOLDER = REPO / "verl_gdpo/tools/report"
 

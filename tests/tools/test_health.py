@@ -4,10 +4,10 @@ import pytest
 from made_arms import made_arm
 from run_folder_writer import make_run
 
-from verl_gdpo.run.starts import StartManifest, ended, write
 from verl_gdpo.tools.report.charts import sections
 from verl_gdpo.tools.report.page import all_remarks, verdict
 from verl_gdpo.tools.report.runs import read_arms
+from verl_gdpo.tools.run.starts import StartManifest, ended, write
 
 
 def line_of(*arms):

@@ -12,8 +12,6 @@ import pytest
 from processes import completed
 from run_folder_writer import make_run, rollout_dump
 
-from verl_gdpo.run.dump_reader import DUMPS_READ, Scorer, dump_files, read_dump
-from verl_gdpo.run.tracker_logs import read_logged
 from verl_gdpo.terminal import install_line
 from verl_gdpo.tools import replay, report, summary
 from verl_gdpo.tools.replay.arms import Arm
@@ -21,6 +19,8 @@ from verl_gdpo.tools.replay.comparison import OF_SCORE, Replay
 from verl_gdpo.tools.report import examples
 from verl_gdpo.tools.report.page import build_page
 from verl_gdpo.tools.report.runs import read_arms
+from verl_gdpo.tools.run_folder.dump_reader import DUMPS_READ, Scorer, dump_files, read_dump
+from verl_gdpo.tools.run_folder.tracker_logs import read_logged
 
 DUMP = {"input": "2 + 2?", "output": "4", "gts": "4", "score": 1.0, "step": 1}
 

@@ -12,11 +12,11 @@ import yaml
 from repository import REPO
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from verl_gdpo.run.dump_reader import data_sources, dump_files
-from verl_gdpo.run.folder import config_of_run
 from verl_gdpo.tools.replay import choose, main
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, rounding_of_grpo, verl_grpo
 from verl_gdpo.tools.replay.comparison import LOGGED, Replay
+from verl_gdpo.tools.run_folder.dump_reader import data_sources, dump_files
+from verl_gdpo.tools.run_folder.folder import config_of_run
 
 RECIPES = REPO / "recipes"
 

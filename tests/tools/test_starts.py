@@ -6,9 +6,9 @@ import pytest
 import yaml
 from run_folder_writer import make_run
 
-from verl_gdpo.run.starts import StartManifest, ended, write
 from verl_gdpo.tools.report import main as report
 from verl_gdpo.tools.report.page import build_page
+from verl_gdpo.tools.run.starts import StartManifest, ended, write
 from verl_gdpo.tools.summary import main as summary
 
 N = "actor_rollout_ref.rollout.n"

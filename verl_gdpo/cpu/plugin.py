@@ -74,6 +74,7 @@ FUSED_KERNELS = extensions(
             "_select_fsdp2_wrap_targets(model)": "attention:keep_head_in_root",
         },
     },
+    room="tools.run",
     only_for="the fused kernels of our recipes. If a model cannot be built or trained, set "
     "actor_rollout_ref.model.use_fused_kernels=False",
 )

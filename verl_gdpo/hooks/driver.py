@@ -23,18 +23,17 @@ import verl
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from verl_gdpo.hooks import attention, resumed
 from verl_gdpo.hooks.before_training import probing, sources_in, training_sources
 from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run, uses_gdpo_manager
 from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
 from verl_gdpo.hooks.gates import names_gdpo, refuse_gdpo, warn
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.hooks.unread_keys import refuse_unread_keys
-from verl_gdpo.run import end_conditions, resume, starts
-from verl_gdpo.run.folder import of_recipes, write_into_run_dir
-from verl_gdpo.run.starts import RecordedStart, StartManifest
 from verl_gdpo.scoring.function_list import check_sources
 from verl_gdpo.scoring.limits import check_limits
+from verl_gdpo.tools.run import attention, end_conditions, resume, resumed, starts
+from verl_gdpo.tools.run.starts import RecordedStart, StartManifest
+from verl_gdpo.tools.run_folder.folder import of_recipes, write_into_run_dir
 
 MAIN = "verl.trainer.main_ppo"
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")  # what they read

@@ -33,11 +33,11 @@ from verl_gdpo.algorithm.values import RewardError, as_numbers_or_text, check_na
 from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.agent_loop import IS_OURS
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
-from verl_gdpo.hooks.resumed import check_before_load
 from verl_gdpo.hooks.rollout_guard import naming_the_dead
 from verl_gdpo.hooks.step import NO_REWARDS, AdvantageStep, TokenAdvantages, fitting
 from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.scoring.function_list import refuse_without_v1
+from verl_gdpo.tools.run.resumed import check_before_load
 
 KEYS = "gdpo_keys"  # the column with the keys of the rows, in the form of V1's
 METRICS_KEY = "gdpo_metrics"  # the key in `meta_info`

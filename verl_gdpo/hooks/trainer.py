@@ -50,7 +50,6 @@ from verl_gdpo.hooks.configuration import (
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.gates import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
-from verl_gdpo.hooks.resumed import check_before_load
 from verl_gdpo.hooks.rollout_guard import (
     RolloutGuard,
     naming_the_dead,
@@ -60,6 +59,7 @@ from verl_gdpo.hooks.rollout_guard import (
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.scoring.function_list import check_sources
 from verl_gdpo.tasks import check_ground_truths
+from verl_gdpo.tools.run.resumed import check_before_load
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)

@@ -27,8 +27,8 @@ import verl
 from omegaconf import OmegaConf
 
 from verl_gdpo.hooks import verl_keys
-from verl_gdpo.run import end_conditions, resume
 from verl_gdpo.scoring import function_list, limits
+from verl_gdpo.tools.run import end_conditions, resume
 
 VERL_VERSION: str = verl.__version__
 OWN = "own_keys"

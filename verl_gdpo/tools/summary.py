@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
 
-from verl_gdpo.run.checkpoints import newest_checkpoint
-from verl_gdpo.run.findings import findings
-from verl_gdpo.run.folder import ENDS, NOTHING, Metrics, ends
-from verl_gdpo.run.starts import RecordedStart, starts_of
-from verl_gdpo.run.tracker_logs import EXPECTED, Logged, read_logged
 from verl_gdpo.terminal import printable, render
+from verl_gdpo.tools.run.checkpoints import newest_checkpoint
+from verl_gdpo.tools.run.starts import RecordedStart, starts_of
+from verl_gdpo.tools.run_folder.findings import findings
+from verl_gdpo.tools.run_folder.folder import ENDS, NOTHING, Metrics, ends
+from verl_gdpo.tools.run_folder.tracker_logs import EXPECTED, Logged, read_logged
 
 HEADER = ("reward", *ENDS)
 END_CHARACTERS = 80  # Ray's messages have hundreds

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from verl_gdpo.run.folder import read_metrics
+from verl_gdpo.tools.run_folder.folder import read_metrics
 from workshop.benchmarks.measure import Row
 
 REPO = Path(__file__).resolve().parents[2]

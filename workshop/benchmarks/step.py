@@ -30,8 +30,8 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_gdpo.run.resume import quoted
 from verl_gdpo.tools.compose import compose_config
+from verl_gdpo.tools.run.resume import quoted
 from workshop.benchmarks.measure import Row, peak_bytes
 from workshop.tiny_policy.model import make_tiny_model
 

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.run.folder import training_rewards, validation_rewards
 from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, read_arms, trailing_mean
+from verl_gdpo.tools.run_folder.folder import training_rewards, validation_rewards
 from workshop.figures import collapse, demonstration, screens
 from workshop.looks import LOOK, STYLE
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from scipy.stats import binomtest
 
-from verl_gdpo.run.findings import Finding, findings
-from verl_gdpo.run.folder import merged
+from verl_gdpo.tools.run_folder.findings import Finding, findings
+from verl_gdpo.tools.run_folder.folder import merged
 from workshop.findings.made_metrics import Part
 from workshop.findings.made_runs import SICK, healthy_runs, sick_runs
 

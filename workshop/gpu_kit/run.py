@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.run.folder import MetricsReader
-from verl_gdpo.tools.check.gpus import find_gpus, overrides_for
+from verl_gdpo.tools.run.gpus import find_gpus, overrides_for
+from verl_gdpo.tools.run_folder.folder import MetricsReader
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
 from workshop.gpu_kit.results import Results, kept, problem_of_training, table, tail
 from workshop.gpu_kit.stages import PROMPTS_OF_D, REPO, Place, Stage, stages
@@ -88,7 +88,7 @@ def run_stage(
     record |= {"command": list(stage.command), "steps": {}, "log": []}
     results.save()
     start = time.monotonic()
-    launcher = (place.python, "-m", "verl_gdpo.run.launch", "--run-dir", str(folder))
+    launcher = (place.python, "-m", "verl_gdpo.tools.run.launch", "--run-dir", str(folder))
     limits = ("--time-limit", str(limit_s), "--end-with-parent", "--")
     process = subprocess.Popen(
         [*launcher, *limits, *stage.command],

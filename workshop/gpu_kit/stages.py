@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from verl_gdpo.run.resume import quoted
+from verl_gdpo.tools.run.resume import quoted
 
 REPO = Path(__file__).resolve().parents[2]
 TESTS = (
@@ -33,7 +33,7 @@ class Place:
     python: str
     data: Path  # rows and the tiny policy, as packed
     work: Path  # each stage has a folder in it
-    fitting: Sequence[str] = ()  # what `verl_gdpo.tools.check.gpus` says of the GPUs
+    fitting: Sequence[str] = ()  # what `verl_gdpo.tools.run.gpus` says of the GPUs
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 import verl_gdpo
-from verl_gdpo.run.processes import locked
 from verl_gdpo.tasks.tool_rl.rows import make_rows
+from verl_gdpo.tools.run.processes import locked
 from workshop.tiny_policy import demonstrations, model
 from workshop.tiny_policy.demonstrations import (
     MAX_TOKENS,

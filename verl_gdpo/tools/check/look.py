@@ -21,7 +21,6 @@ from verl_gdpo.algorithm.values import (
     value_or_error,
 )
 from verl_gdpo.algorithm.zero import Floats
-from verl_gdpo.hooks.attention import choose
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.configuration import paid_failures, settings_of_run, sums_first
 from verl_gdpo.hooks.unread_keys import find_unread_keys
@@ -39,6 +38,7 @@ from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import Output, data_files, machine, rules, verl_questions
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
+from verl_gdpo.tools.run.attention import choose
 
 NEVER_VARIES, NEVER_APPLIES = "NEVER VARIES", "never applies"
 HEADER = ("reward", "weight", "min", "max", "")  # the last is a remark

@@ -15,10 +15,10 @@ from requests.utils import get_netrc_auth
 
 import verl_gdpo
 from verl_gdpo.hooks.configuration import has_own_scorer
-from verl_gdpo.run import ray_folders
-from verl_gdpo.run.checkpoints import step_of, whole_checkpoint
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
 from verl_gdpo.tools.check.verl_questions import VERSION, import_parts, trains_critic
+from verl_gdpo.tools.run import ray_folders
+from verl_gdpo.tools.run.checkpoints import step_of, whole_checkpoint
 
 MEGABYTE = 1 << 20
 LEAST_SPACE = 16 * MEGABYTE

@@ -29,7 +29,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed.tensor  # lets torch load what a distributed tensor consists of
 
-from verl_gdpo.run.checkpoints import model_fault
+from verl_gdpo.tools.run.checkpoints import model_fault
 
 
 def merge(checkpoint: Path, target: Path, *, trust: bool = False) -> None:

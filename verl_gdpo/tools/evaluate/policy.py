@@ -16,8 +16,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.checkpoints import FSDP, TRACKER, model_fault, newest_checkpoint, step_of
-from verl_gdpo.run.folder import read_config
+from verl_gdpo.tools.run.checkpoints import FSDP, TRACKER, model_fault, newest_checkpoint, step_of
+from verl_gdpo.tools.run_folder.folder import read_config
 
 MERGE = "verl_gdpo.tools.evaluate.merge"  # runs in a process of its own, which imports verl
 MERGED, MADE_FROM = "merged", "merged_from.json"

@@ -249,7 +249,7 @@ def _totals(several: Iterable[Scores]) -> dict[str, tuple[float, int]]:
 
 
 def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]]:
-    """The answers of a dialogue in the form of `run/dump_reader.py`, which sees it as a session."""
+    """The answers of a dialogue as `tools/run_folder/dump_reader.py` reads them: one session."""
     question, scores = dialogue.question, dict(dialogue.outcome.scores)
     for turn, (text, answer) in enumerate(dialogue.records):
         tokens = 0 if answer is None else answer.tokens

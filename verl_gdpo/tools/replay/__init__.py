@@ -14,7 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from verl_gdpo.algorithm.zero import SAME_STD
-from verl_gdpo.run.dump_reader import (
+from verl_gdpo.terminal import printable, render, shorten, width_of
+from verl_gdpo.tools.advice import TITLE, Evidence, describe
+from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
+from verl_gdpo.tools.replay.comparison import OF_SCORE, Group, Replay, StepReport
+from verl_gdpo.tools.run_folder.dump_reader import (
     HOW,
     SUMMED,
     WRITING,
@@ -23,11 +27,7 @@ from verl_gdpo.run.dump_reader import (
     dump_files,
     has_rewards,
 )
-from verl_gdpo.run.folder import config_of_run
-from verl_gdpo.terminal import printable, render, shorten, width_of
-from verl_gdpo.tools.advice import TITLE, Evidence, describe
-from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
-from verl_gdpo.tools.replay.comparison import OF_SCORE, Group, Replay, StepReport
+from verl_gdpo.tools.run_folder.folder import config_of_run
 
 MIN_RESPONSE = 24  # a response gets at least this many columns
 LINES = 12  # a table over steps has at most this many lines; a line may join several steps

@@ -23,11 +23,11 @@ from verl_gdpo.algorithm.settings import SETTING_KEYS, VERL_EPS, GdpoSettings, h
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.algorithm.zero import EPS32, REPRODUCED, Bools, Floats, Ints
 from verl_gdpo.hooks.configuration import row_names, scorers_bounds, settings_of_run, sums_first
-from verl_gdpo.run.dump_reader import reward_rows
-from verl_gdpo.run.folder import load_config
 from verl_gdpo.scoring.function_list import algorithm_of
 from verl_gdpo.tools import RECIPES
 from verl_gdpo.tools.compose import composed
+from verl_gdpo.tools.run_folder.dump_reader import reward_rows
+from verl_gdpo.tools.run_folder.folder import load_config
 
 ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/estimator/NAME.yaml
     path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]

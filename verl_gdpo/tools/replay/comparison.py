@@ -18,9 +18,9 @@ from verl_gdpo.algorithm.metrics import correlation, terms_of_rows, tied_pairs
 from verl_gdpo.algorithm.values import is_number
 from verl_gdpo.algorithm.zero import SAME_STD, Bools, Floats, Ints, is_apart, is_the_sum, std_or_0
 from verl_gdpo.hooks.configuration import has_own_scorer
-from verl_gdpo.run.dump_reader import Scorer, read_dump
 from verl_gdpo.tools.advice import FIRST_STEPS, StepRewards
 from verl_gdpo.tools.replay.arms import COMPUTED, Arm, ReplayedStep, group_numbers
+from verl_gdpo.tools.run_folder.dump_reader import Scorer, read_dump
 
 LOGGED, OF_SCORE = "logged", "grpo of score"
 

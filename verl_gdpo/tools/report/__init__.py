@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_gdpo.run.dump_reader import HOW, Scorer
-from verl_gdpo.run.tracker_logs import EXPECTED
+from verl_gdpo.tools.run_folder.dump_reader import HOW, Scorer
+from verl_gdpo.tools.run_folder.tracker_logs import EXPECTED
 
 
 def main(argv: Sequence[str]) -> int:

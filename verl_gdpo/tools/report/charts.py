@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_gdpo.run.finding_rules import LIMITS
-from verl_gdpo.run.findings import Finding
-from verl_gdpo.run.folder import of_each_reward
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     SMOOTHED_STEPS,
@@ -26,6 +23,9 @@ from verl_gdpo.tools.report.runs import (
     names,
     over_runs,
 )
+from verl_gdpo.tools.run_folder.finding_rules import LIMITS
+from verl_gdpo.tools.run_folder.findings import Finding
+from verl_gdpo.tools.run_folder.folder import of_each_reward
 
 CURVES: ReadEach = attrgetter("curves")
 Axis = tuple[float, float]

@@ -16,12 +16,12 @@ from verl_gdpo.algorithm.metrics import verl_grpo_settings
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.zero import Floats, is_apart, to_6_decimals
-from verl_gdpo.run.dump_reader import dumps_to_read, read_dump, read_texts, reward_rows
 from verl_gdpo.scoring.function_list import algorithm_of
 from verl_gdpo.tools.advice import StepRewards
 from verl_gdpo.tools.replay.arms import group_numbers
 from verl_gdpo.tools.replay.comparison import StepAdvantages
 from verl_gdpo.tools.report.runs import Run
+from verl_gdpo.tools.run_folder.dump_reader import dumps_to_read, read_dump, read_texts, reward_rows
 
 ROLLOUTS_SHOWN = 8  # of a group
 KINDS = ("tied", "apart")  # the template says what they are

@@ -14,14 +14,14 @@ from markupsafe import Markup
 
 from verl_gdpo import __version__
 from verl_gdpo.algorithm.values import RewardError
-from verl_gdpo.run.dump_reader import Scorer
-from verl_gdpo.run.findings import findings
-from verl_gdpo.run.starts import RecordedStart, starts_of
 from verl_gdpo.tools.advice import FIRST_STEPS, TITLE, Description, Evidence, describe
 from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sections
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, read_step, settings_of
 from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms, without_stopped
 from verl_gdpo.tools.report.tables import Table, differences, results, table_of_differences
+from verl_gdpo.tools.run.starts import RecordedStart, starts_of
+from verl_gdpo.tools.run_folder.dump_reader import Scorer
+from verl_gdpo.tools.run_folder.findings import findings
 
 T = TypeVar("T")
 CHARACTERS = 1500  # of one text

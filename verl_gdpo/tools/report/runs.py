@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from verl_gdpo.run.dump_reader import Scorer, dump_files
-from verl_gdpo.run.folder import (
+from verl_gdpo.tools.run_folder.dump_reader import Scorer, dump_files
+from verl_gdpo.tools.run_folder.folder import (
     SCORE,
     Metrics,
     curves,
@@ -27,7 +27,7 @@ from verl_gdpo.run.folder import (
     training_rewards,
     validation_rewards,
 )
-from verl_gdpo.run.tracker_logs import Logged, read_logged
+from verl_gdpo.tools.run_folder.tracker_logs import Logged, read_logged
 
 Curve = Mapping[int, float]
 Read = Callable[["Run"], Curve]

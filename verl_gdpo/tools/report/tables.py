@@ -20,7 +20,6 @@ import numpy.typing as npt
 from scipy import stats
 
 from verl_gdpo.algorithm.zero import NO_SIGNAL
-from verl_gdpo.run.folder import ENDS, NOTHING, EndValue, Metrics, ends
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     FEWEST_RUNS,
@@ -35,6 +34,7 @@ from verl_gdpo.tools.report.runs import (
     last_common_step,
     names,
 )
+from verl_gdpo.tools.run_folder.folder import ENDS, NOTHING, EndValue, Metrics, ends
 
 Floats = npt.NDArray[np.float64]
 

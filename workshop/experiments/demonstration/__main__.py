@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from verl_gdpo.run.folder import read_config, read_metrics, training_rewards
+from verl_gdpo.tools.run_folder.folder import read_config, read_metrics, training_rewards
 from workshop.experiments.demonstration import FILE
 from workshop.experiments.results import write
 

@@ -1,0 +1,83 @@
+"""A check runs beside the driver, and its problems end the run."""
+
+import sys
+
+import pytest
+from launched import children_of, driver
+from processes import completed
+
+from verl_gdpo.tools.run.launch import _check_of, launch, main
+
+CHECKED = "import sys, time; time.sleep({seconds}); print({text!r}, flush=True); sys.exit({code})"
+
+
+def checked(folder, body, code, seconds=0.3):
+    """How a launch ends whose check ends with this exit code."""
+    check = [sys.executable, "-c", CHECKED.format(seconds=seconds, text="looked", code=code)]
+    return launch(driver(folder, body), folder, check=check, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "seconds", "code", "expected"),
+    [
+        ("time.sleep(1.5); sys.exit(0)", 0.3, 0, (0, "finished")),
+        ("time.sleep(600)", 0.3, 1, (1, "refused")),
+        ("sys.exit(3)", 1, 1, (1, "refused")),  # it explains why the driver failed
+        ("sys.exit(3)", 0.3, 0, (3, "failed")),
+    ],
+)
+def test_how_a_run_ends_that_is_checked(tmp_path, capfd, body, seconds, code, expected):
+    end = checked(tmp_path, body, code, seconds)
+    assert (end.exit_code, end.reason) == expected
+    assert not children_of(tmp_path)
+    assert capfd.readouterr().out == "looked\n"
+    assert (tmp_path / "train.log").read_text() == ""
+
+
+def launched(monkeypatch, run, check):
+    """The exit code of a launcher whose check is this program."""
+    program = [sys.executable, "-c", check]
+    monkeypatch.setattr("verl_gdpo.tools.run.launch._check_of", lambda command, options: program)
+    monkeypatch.setattr(sys, "argv", ["launch", "--check", "--run-dir", str(run), "sleep", "600"])
+    return main()
+
+
+def test_a_check_that_dies_says_so_and_leaves_the_log(tmp_path, monkeypatch, capfd):
+    """It calls the user's reward function, which can end the interpreter."""
+    run = tmp_path / "run"
+    assert launched(monkeypatch, run, "import os; os.kill(os.getpid(), 9)") == 1
+    assert "the check itself ended, with exit code 137" in capfd.readouterr().err
+    assert (run / "train.log").exists()
+
+
+def test_a_refused_run_leaves_nothing(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", "/none"]
+    done = completed(
+        "-m", "verl_gdpo.tools.run.launch", "--check", "--run-dir", run, "--", *command
+    )
+    assert done.returncode == 1
+    assert "check: " in done.stderr and "whole log" not in done.stderr
+    assert not run.exists()
+
+
+def test_a_refused_run_leaves_what_was_there(tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").touch()
+    assert launched(monkeypatch, tmp_path, "raise SystemExit(1)") == 1
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_the_check_gets_its_options(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "verl_gdpo.tools.run.launch._check_of", lambda *given: asked.append(given) or []
+    )
+    options = ["--check", "--check-option=--seconds=300", "--check-option=--allow-flat"]
+    command = [sys.executable, "-c", "", "a=1"]
+    monkeypatch.setattr(sys, "argv", ["launch", *options, "--run-dir", str(tmp_path), *command])
+    assert main() == 0
+    assert asked == [(command, ["--seconds=300", "--allow-flat"])]
+    monkeypatch.undo()
+    told = _check_of(["python", "-m", "verl.trainer.main_ppo", "a=1"], ["--allow-flat"])
+    assert told == ["python", "-m", "verl_gdpo", "check", "--brief", "--allow-flat", "a=1"]

@@ -1,0 +1,303 @@
+"""Says from which checkpoint a run goes on, and which of its starts trained up to it.
+
+    python3 verl_gdpo/tools/run/checkpoints.py RUN
+
+prints the manifest of that start, or an empty line if none is recorded. `run.sh --resume` asks
+before an environment is made, so this file imports the standard library alone.
+
+verl 0.9 writes global_step_N/actor, then global_step_N/data.pt, then N into the file `TRACKER`,
+which it empties first. Of old checkpoints it removes `actor`, and leaves data.pt. A power loss can
+leave files empty or cut that were written before the tracker. So the sizes of the files are looked
+at, and the directories of the archives that `torch.save` writes, but not their contents.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import struct
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+TRACKER, FSDP = "latest_checkpointed_iteration.txt", "fsdp_config.json"
+STARTS, START = "starts", "start.yaml"  # the manifests, which `starts.py` writes
+# of a file that each rank of FSDP writes
+SHARD = re.compile(r"(?P<kind>.+)_world_size_(?P<ranks>\d+)_rank_\d+\.pt")
+# Megatron's folders hold these; a file *.distcp of a rank without a tensor may be empty
+NEVER_EMPTY = (".pt", ".json", ".metadata", ".safetensors")
+# of a manifest
+TIME, FROM = re.compile(r"^time: '(.+)'$", re.M), re.compile(r"^checkpoint: .*", re.M)
+
+# the records of a zip archive: APPNOTE.TXT of PKWARE, 4.3.12 and 4.3.14 to 4.3.16
+ZIP_ENTRY, ZIP_END = b"PK\x01\x02", b"PK\x05\x06"
+ZIP64_END, ZIP64_LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
+ENTRY_BYTES, END_BYTES, END64_BYTES, LOCATOR_BYTES = 46, 22, 56, 20
+
+
+def fault_of(checkpoint: Path) -> str:
+    """Why no run can go on from a checkpoint: a file that is missing, empty or cut; "" for none.
+
+    A whole checkpoint has the position in the rows, and `actor` with the shards of all ranks. Of
+    the critic and of TransferQueue's state, what is there has to be whole.
+
+    Args:
+        checkpoint: a folder `global_step_N`.
+    """
+    if not checkpoint.is_dir():
+        return f"{checkpoint} is missing"
+    rows = checkpoint / "data.pt"
+    if not rows.is_file():
+        return f"{rows} is missing"
+    return archive_fault(rows) or state_fault(checkpoint)
+
+
+def state_fault(checkpoint: Path) -> str:
+    """The same without the position in the rows, which verl does without."""
+    fault = engine_fault(checkpoint / "actor")
+    if not fault and (checkpoint / "critic").is_dir():
+        fault = engine_fault(checkpoint / "critic")
+    if not fault:
+        queue = checkpoint / "transfer_queue"  # of asynchronous trainers
+        fault = _first_empty(sorted(queue.rglob("*.pkl")))
+    return fault
+
+
+def engine_fault(folder: Path) -> str:
+    """Why an engine cannot load `actor` or `critic`; "" if nothing is wrong with its files."""
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    shards = _shards_of(folder)
+    if shards or (folder / FSDP).exists():
+        # whatever else was saved, and from however many ranks: verl saves the model too
+        of_any_kind = set().union(*shards.values())
+        return _shards_fault(folder, {**shards, "model": of_any_kind})
+    if not any(folder.iterdir()):
+        return f"{folder} is empty"
+    # another engine: Megatron has folders with files of its own
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    fault = _first_empty(path for path in files if path.name.endswith(NEVER_EMPTY))
+    for path in files:
+        if not fault and path.suffix == ".pt":
+            fault = archive_fault(path)
+    return fault
+
+
+def model_fault(actor: Path) -> str:
+    """Why the weights of FSDP's checkpoint cannot be merged; "" if nothing is wrong.
+
+    The optimizer's shards do not count: they may have been deleted to save space.
+    """
+    described = (actor / FSDP, actor / "huggingface" / "config.json")
+    for path in described:
+        if not path.is_file():
+            return f"{path} is missing"
+    fault = _first_empty(described)
+    if fault:
+        return fault
+    return _shards_fault(actor, {"model": _shards_of(actor).get("model", set())})
+
+
+def _shards_of(folder: Path) -> dict[str, set[int]]:
+    """{kind, such as "model": the numbers of ranks for which there are shards}."""
+    found: dict[str, set[int]] = {}
+    for path in folder.iterdir():
+        match = SHARD.fullmatch(path.name)
+        if match is not None:
+            found.setdefault(match["kind"], set()).add(int(match["ranks"]))
+    return found
+
+
+def _shards_fault(folder: Path, shards: Mapping[str, set[int]]) -> str:
+    """What is missing, empty or cut of {kind: the numbers of ranks}."""
+    if not any(shards.values()):
+        return f"{folder} has no file model_world_size_N_rank_K.pt"
+    for kind in sorted(shards):
+        for ranks in sorted(shards[kind]):
+            for rank in range(ranks):
+                path = folder / f"{kind}_world_size_{ranks}_rank_{rank}.pt"
+                fault = archive_fault(path) if path.is_file() else f"{path} is missing"
+                if fault:
+                    return fault
+    return ""
+
+
+def _first_empty(files: Iterable[Path]) -> str:
+    for path in files:
+        if path.stat().st_size == 0:
+            return f"{path} is empty"
+    return ""
+
+
+def archive_fault(path: Path) -> str:
+    """What is wrong with an archive of `torch.save`, by its size and directory; "" for nothing.
+
+    The directory stands behind all contents. It says where it begins, which is also the number of
+    bytes before it. So a file that lacks bytes, before it or behind, does not agree with it.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        return f"{path} is empty"
+    cut = f"{path} is cut or damaged: its {size} bytes are not a whole archive of torch.save"
+    with path.open("rb") as file:
+        file.seek(max(0, size - END64_BYTES - LOCATOR_BYTES - END_BYTES))
+        place = _zip_directory(file.read(), size)
+        if place is None:
+            return cut
+        begin, length, entries = place
+        file.seek(begin)
+        directory = file.read(length)
+    return "" if _has_entries(directory, entries) else cut
+
+
+def _zip_directory(tail: bytes, size: int) -> tuple[int, int, int] | None:
+    """(first byte, bytes, entries) of an archive's directory; None if the archive is not whole.
+
+    Args:
+        tail: the last bytes of the file, without a comment behind them.
+        size: bytes of the file.
+    """
+    end = tail[-END_BYTES:]
+    if len(end) < END_BYTES or not end.startswith(ZIP_END):
+        return None
+    behind = size - END_BYTES  # the first byte behind the directory
+    entries, length, begin = struct.unpack_from("<HII", end, 10)
+    # torch writes the records of large archives always
+    if tail[-END_BYTES - LOCATOR_BYTES :].startswith(ZIP64_LOCATOR):
+        behind -= LOCATOR_BYTES + END64_BYTES
+        end64 = tail[: -END_BYTES - LOCATOR_BYTES][-END64_BYTES:]
+        if len(end64) < END64_BYTES or not end64.startswith(ZIP64_END):
+            return None
+        entries, length, begin = struct.unpack_from("<QQQ", end64, 32)
+    if begin + length != behind:
+        return None
+    return begin, length, entries
+
+
+def _has_entries(directory: bytes, entries: int) -> bool:
+    """Whether the directory of an archive has so many entries, and nothing behind them."""
+    if entries == 0:
+        return False
+    place = 0
+    for _ in range(entries):
+        header = directory[place : place + ENTRY_BYTES]
+        if len(header) < ENTRY_BYTES or not header.startswith(ZIP_ENTRY):
+            return False
+        lengths_of_name_extra_and_comment = struct.unpack_from("<HHH", header, 28)
+        place += ENTRY_BYTES + sum(lengths_of_name_extra_and_comment)
+    return place == len(directory)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether a run can go on from it."""
+    return not fault_of(checkpoint)
+
+
+def whole_steps(folder: Path) -> list[int]:
+    """The steps of the whole checkpoints in a folder of checkpoints."""
+    return sorted(step_of(path.name) for path in folder.glob("global_step_*") if is_whole(path))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that the tracker in a folder of checkpoints names; None if nothing was saved.
+
+    If a full disk has left the tracker empty, it is the newest whole one.
+    """
+    tracker = folder / TRACKER
+    if not tracker.exists():
+        return None
+    step = tracker.read_text().strip()
+    if step:
+        return folder / f"global_step_{step}"
+    steps = whole_steps(folder)
+    if not steps:
+        return None
+    return folder / f"global_step_{steps[-1]}"
+
+
+def whole_checkpoint(folder: Path) -> Path | None:
+    """The `newest_checkpoint`, from which a run can go on; None if nothing was saved.
+
+    Raises:
+        ValueError: the tracker names a checkpoint that is not whole, or is empty and none is. The
+            message has the line that goes on from the newest whole one.
+    """
+    newest = newest_checkpoint(folder)
+    tracker = folder / TRACKER
+    if newest is None and not tracker.exists():
+        return None
+    fault = f"{folder} has no whole checkpoint" if newest is None else fault_of(newest)
+    if not fault:
+        return newest
+    steps = whole_steps(folder)
+    if steps:
+        advice = (
+            f"Whole are the checkpoints of the steps {steps}. To go on from the newest of them, "
+            f"write its step: echo {steps[-1]} > {shlex.quote(str(tracker))}, and give the same "
+            "command again"
+        )
+    else:
+        advice = f"No checkpoint there is whole. Delete {tracker} to start anew"
+    raise ValueError(f"{tracker} says {tracker.read_text().strip()!r}, but {fault}. {advice}")
+
+
+def manifests_in(folder: Path) -> list[Path]:
+    """The manifests in a folder `starts`, in their order."""
+    manifests = [path for path in folder.glob(f"*/{START}") if path.parent.name.isdecimal()]
+    return sorted(manifests, key=lambda path: int(path.parent.name))
+
+
+def manifests_of(run: Path) -> list[Path]:
+    """The manifests of a run, in their order; given its folder, or that of its checkpoints."""
+    folders = (run, run / "checkpoints", run.parent)
+    return next(filter(None, (manifests_in(folder / STARTS) for folder in folders)), [])
+
+
+def maker_of(checkpoint: Path) -> Path | None:
+    """The manifest of the start that trained up to a checkpoint; None if none is recorded.
+
+    It is the last one that began before the checkpoint was written, and at an earlier step. So a
+    start that went on from the checkpoint, and was stopped before it saved another, does not count.
+
+    Args:
+        checkpoint: a folder `global_step_N`, in the folder of checkpoints.
+    """
+    rows = checkpoint / "data.pt"
+    written = (rows if rows.exists() else checkpoint).stat().st_mtime
+    for manifest in reversed(manifests_of(checkpoint.resolve().parent)):
+        text = manifest.read_text(encoding="utf-8", errors="replace")
+        if (time := TIME.search(text)) is None:
+            raise ValueError(unreadable(manifest, "no time of its start"))
+        step = step_of("".join(FROM.findall(text)))
+        if datetime.fromisoformat(time[1]).timestamp() <= written and step < step_of(
+            checkpoint.name
+        ):
+            return manifest
+    return None
+
+
+def step_of(checkpoint: str) -> int:
+    """The step of a checkpoint by its name; 0 without one."""
+    return int(["0", *re.findall(r"global_step_(\d+)", checkpoint)][-1])
+
+
+def unreadable(manifest: Path, why: object) -> str:
+    """What to do about a manifest that cannot be read."""
+    reason = " ".join(str(why).split())
+    return f"{manifest}: cannot be read: {reason}. Put back the file, or delete its folder"
+
+
+def main() -> None:
+    run = Path(sys.argv[1])
+    try:
+        checkpoint = whole_checkpoint(run / "checkpoints")
+        if checkpoint is None:
+            raise ValueError(f"nothing to resume in '{run}': no checkpoint")
+        print(maker_of(checkpoint) or "")
+    except (OSError, ValueError) as error:
+        sys.exit(f"run.sh: {error}")
+
+
+if __name__ == "__main__":
+    main()

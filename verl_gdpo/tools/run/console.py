@@ -1,0 +1,320 @@
+"""What the launcher prints: a line for each step, a sign of life, findings, and why a run ended.
+
+Relies on verl 0.9 for one thing: its V1 trainer logs "Total training steps: N". Without this line,
+no time left is shown.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from verl_gdpo.terminal import GO_ON, let_go_of_stdout, printable
+from verl_gdpo.tools.run import ray_folders
+from verl_gdpo.tools.run.checkpoints import newest_checkpoint, step_of
+from verl_gdpo.tools.run.end_conditions import RunEnd
+from verl_gdpo.tools.run.held_folder import HeldFolder
+from verl_gdpo.tools.run_folder import folder
+from verl_gdpo.tools.run_folder.findings import FindingTracker, findings
+
+ALIVE_SECONDS = 20.0
+# {metric of verl: what a line says of it}
+MORE = {
+    "actor/kl_loss": "KL {:.4f}",
+    "actor/reward_kl_penalty": "KL {:.4f}",
+    "response_length/mean": "{:.0f} tokens",
+    "timing_s/step": "{:.1f} s",
+}
+STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
+ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PROBE_BYTES = 1 << 20
+LOG_BYTES = 1 << 20  # of the log's end, in which a failure's reason is searched
+LAST_LINES, LAST_WIDTH = 25, 300  # what is shown of a log that says no reason
+MORE_LINES = 10  # of a message, after its first line
+RAISED = re.compile(r"[\w.]*(Error|Exception)(\(\w+\))?: ")
+# a line of Ray's own programs that is an error: severity, process and thread
+OF_RAY = re.compile(r"\[[\d-]+ [\d:,]+ [ECF] \d+ \d+\] (\(\w+\) )?[\w.]+:\d+: +(?P<text>.*)")
+NO_GCS = "Failed to connect to GCS"
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+PROCESS = re.compile(r"\bpid: (\d+)")  # of an actor that died, in what Ray says of it
+
+
+class Progress:
+    """Prints new steps at each call of `show`. Its own errors never stop the run."""
+
+    def __init__(self, held: HeldFolder, quiet: bool) -> None:
+        self.is_on = not quiet
+        self.start = self.last_line = time.monotonic()
+        self.held = held
+        self.loss = ""  # what has become of the folder, as it was last said
+        self.reader = folder.MetricsReader(held.path)
+        self.shown: dict[int, float] = {}  # {step that has been printed: when}
+        log = held.path / "train.log"
+        self.log_start = log.stat().st_size if log.exists() else 0
+        self.last_step: int | None = None
+        self.tracker = FindingTracker()
+        self.shown_topics: set[str] = set()  # of findings that any start of the run has printed
+        # steps of earlier starts, until this start logs its first one
+        self.earlier: folder.Metrics = {}
+        self.problems_shown = 0
+        with contextlib.suppress(Exception):  # `show` gets the same error and prints it
+            self.earlier = folder.merged(self.reader.new())
+            self.shown_topics = {finding.topic for finding in findings(self.earlier)}
+
+    def show(self) -> None:
+        """Print the steps that verl has logged since the last call."""
+        try:
+            for text in self._new():
+                self.say(text)
+        except Exception as error:  # an error in the display must not stop the run
+            self.say(f"no progress is shown from here on: {error!r}; the run goes on")
+            self.is_on = False
+
+    def say(self, text: str) -> None:
+        """Print one line with the time since the start."""
+        if not self.is_on:
+            return
+        self.last_line = time.monotonic()
+        try:
+            print(f"[{self.last_line - self.start:5.0f} s] {printable(text)}", flush=True)
+        except OSError:  # the reader of our output has gone, as in `... | head`
+            let_go_of_stdout()
+            self.is_on = False
+
+    def _new(self) -> Iterator[str]:
+        if not self.is_on:
+            return
+        yield from self._look_at_folder()
+        for step, metrics in self._new_metrics():
+            new_findings = [*self._findings(step, metrics)]
+            if step not in self.shown:
+                self.shown[step] = time.monotonic()
+                rewards = _last_values(folder.training_rewards({step: metrics}))
+                validation = _last_values(folder.validation_rewards({step: metrics}))
+                if rewards or not validation:
+                    yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
+                if validation:
+                    yield f"step {step:4d}  validation  {validation}"
+            yield from new_findings
+        for problem in self.reader.problems[self.problems_shown :]:
+            self.problems_shown += 1
+            yield f"WARNING: {problem}"
+        if time.monotonic() - self.last_line > ALIVE_SECONDS:
+            yield f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
+
+    def _look_at_folder(self) -> Iterator[str]:
+        """Say once that the folder is gone, and where it is, or that it is back."""
+        loss = self.held.loss()
+        if loss and loss != self.loss:
+            yield f"WARNING: {loss}"
+        if self.loss and not loss:
+            yield f"the run folder {self.held.path} is back"
+        self.loss = loss
+
+    def _new_metrics(self) -> Iterator[tuple[int, Mapping[str, float]]]:
+        place = self.held.place()
+        if place is None:  # what is under its name now is not of this run
+            return
+        self.reader.run = place
+        with contextlib.suppress(FileNotFoundError):  # it was renamed just now: see the next look
+            yield from self.reader.new()
+
+    def _findings(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
+        """Yield what the run shows up to now, each topic once in a run.
+
+        A resumed run repeats the steps after its checkpoint: the earlier start's are left out.
+        """
+        for earlier, values in self.earlier.items():
+            if earlier < step:
+                self.tracker.add(earlier, values)
+        self.tracker.add(step, {**self.earlier.get(step, {}), **metrics})
+        self.earlier = {}
+        for finding in self.tracker.findings():
+            if finding.topic not in self.shown_topics:
+                self.shown_topics.add(finding.topic)
+                yield f"FINDING: {finding}"
+
+    def _left(self, step: int) -> str:
+        """Return how long the steps after this one take, if they are like those before it."""
+        log = self.reader.run / "train.log"
+        if self.last_step is None and log.exists():  # it is logged before the first step
+            match = STEPS_LINE.search(log.read_bytes(), self.log_start)
+            self.last_step = int(match[1]) if match else 0
+        first, last = min(self.shown), self.last_step or 0
+        if step == first or step >= last:
+            return ""
+        seconds = (self.shown[step] - self.shown[first]) / (step - first)
+        return f"  {duration(seconds * (last - step))} left of {last} steps"
+
+
+def _last_values(curves: Mapping[str, Mapping[int, float]]) -> str:
+    return "  ".join(
+        f"{name} {value:.3f}" for name, curve in curves.items() for value in curve.values()
+    )
+
+
+def _more(metrics: Mapping[str, float]) -> str:
+    """Return what else a step's line says, of what this run logs."""
+    logged = ((text, metrics[key]) for key, text in MORE.items() if key in metrics)
+    return "".join(f"  {text.format(value)}" for text, value in logged)
+
+
+def duration(seconds: float) -> str:
+    """Return a time such as `45 s`, `12 min` or `3 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def end_report(
+    held: HeldFolder,
+    end: RunEnd,
+    log: IO[bytes],
+    since: int = 0,
+    last_step: int = 0,
+    go_on: str | None = None,
+) -> list[str]:
+    """Return why a run ended before its last step, and how it goes on if somebody stopped it.
+
+    It raises nothing where the folder, or its disk, is gone. That is all it says of a run that
+    finished.
+
+    Args:
+        held: the folder of the run.
+        log: `train.log`, open for reading. It is read also where it has been deleted.
+        since: position in the log, in bytes, at which this start begins.
+        last_step: the last step that was seen in the run's metrics.
+        go_on: the command that goes on with it.
+
+    Returns:
+        The lines, of which the first one says the reason.
+    """
+    loss = held.loss()
+    where = [loss] if loss else []
+    if end.reason == "finished":
+        return where
+    if end.is_wanted:
+        return [_stopped(held, end, last_step, go_on), *where]
+    if end.message:
+        reasons = [end.message]
+    else:
+        reasons = list(_signal(end.exit_code))
+        if not loss:
+            reasons += _full_disk(held.path)
+        text = _end_of_log(log, since)
+        reasons += _reason_in_log(text) or _without_reason(text, end.exit_code)
+    return [*reasons, *(where or [f"(whole log: {held.path / 'train.log'})"])]
+
+
+def _stopped(held: HeldFolder, end: RunEnd, last_step: int, go_on: str | None) -> str:
+    """Return how a run goes on that somebody stopped."""
+    places = [held.path]
+    place = held.place()
+    if place is not None and place != held.path:  # verl may have written into both
+        places.append(place)
+    step = last_step
+    saved: list[Path] = []
+    for run in places:
+        with contextlib.suppress(OSError, ValueError):
+            step = max([step, *folder.read_metrics(run)])
+            newest = newest_checkpoint(run / "checkpoints")
+            if newest is not None:
+                saved.append(newest)
+    if not saved and place is None:
+        return f"{end.reason} at step {step}; no checkpoint is found"
+    if not saved:
+        return f"{end.reason} at step {step}; there is no checkpoint yet, so start anew"
+    last = max(saved, key=lambda checkpoint: step_of(checkpoint.name))
+    command = go_on or "the same command and trainer.resume_mode=auto"
+    if place == held.path:
+        return f"{end.reason} at step {step}; go on after {last.name} with: {command}"
+    return (
+        f"{end.reason} at step {step}; the last checkpoint is {last}. Bring the parts of the run "
+        f"together in {held.path} (docs/failures.md), and go on with: {command}"
+    )
+
+
+def _end_of_log(log: IO[bytes], since: int) -> str:
+    """Return the end of what this start has logged, without colours; "" if it cannot be read."""
+    try:
+        end = log.seek(0, os.SEEK_END)
+        log.seek(max(since, end - LOG_BYTES))
+        return COLOUR.sub("", log.read().decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def _reason_in_log(text: str) -> list[str]:
+    """Return the message of the last error in the log; nothing if it has none."""
+    lines = text.splitlines()
+    for number in reversed(range(len(lines))):
+        of_ray = OF_RAY.match(lines[number])
+        if of_ray and NO_GCS in of_ray["text"]:
+            says = printable(of_ray["text"])
+            return [f"Ray's central process, gcs_server, died. {GO_ON}. Ray says: {says}"]
+        if RAISED.match(lines[number]):
+            message = list(_message(lines[number:]))
+            reasons = [*message, *_killed_by(text, "\n".join(message)), *_denied(message)]
+            return [printable(line) for line in reasons]
+    return []
+
+
+def _without_reason(text: str, exit_code: int) -> list[str]:
+    """Return the last lines of a log that says no reason."""
+    lines = [printable(line)[:LAST_WIDTH] for line in text.splitlines()[-LAST_LINES:]]
+    return [f"exit code {exit_code}, and the log has no error. Its last lines:", *lines]
+
+
+def _message(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the first line, and those that go on with the same message."""
+    yield lines[0]
+    for line in lines[1 : 1 + MORE_LINES]:
+        is_of_another = re.match(r"\(\w+ pid=\d+|Traceback |\[|$", line) or RAISED.match(line)
+        if is_of_another or line.startswith("Set the environment variable HYDRA_FULL_ERROR"):
+            return
+        yield line
+
+
+def _killed_by(log: str, message: str) -> Iterator[str]:
+    """Name the signal that ended the process of which Ray says that it died.
+
+    Ray tells SIGTERM itself, and lets a process that crashes log its signal. Nothing can log
+    SIGKILL.
+    """
+    process = PROCESS.search(message)
+    if process is None or "SIGTERM" in message:
+        return
+    crashed = re.search(rf"pid={process[1]}\b.*\*\*\* (SIG\w+) received", log)
+    if crashed:
+        yield f"Process {process[1]} crashed with {crashed[1]}: its stack is in the log"
+    elif "End of file" in message:
+        yield f"Process {process[1]} logged no signal, as after SIGKILL"
+
+
+def _denied(message: Sequence[str]) -> Iterator[str]:
+    """Say what to set if Ray could not write into a folder of its own."""
+    for folder_of_ray, what_to_do in ray_folders.unwritable(os.environ).items():
+        if any("Permission denied" in line and folder_of_ray in line for line in message):
+            yield what_to_do
+
+
+def _signal(exit_code: int) -> Iterator[str]:
+    """Yield a line if a signal ended the run."""
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(exit_code - 128).name
+        yield f"the training process was ended by {name}: the memory may have run out (see dmesg)"
+
+
+def _full_disk(run: Path) -> Iterator[str]:
+    """Yield a line if the folder of a run cannot be written."""
+    try:
+        with tempfile.TemporaryFile(dir=run) as file:
+            file.write(bytes(PROBE_BYTES))
+    except OSError as error:
+        yield f"{run} cannot be written: {error}. What the run wrote last may be missing"

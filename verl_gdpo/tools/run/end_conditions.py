@@ -1,0 +1,271 @@
+"""Says when a run has to end before its driver does, as at a time limit or when it hangs.
+
+    trainer:
+      hang_minutes: 30    # the floor of the limit; 0 switches this off
+
+Relies on verl 0.9: `FileLogger` writes each line at once; a step is logged after its validation and
+its checkpoint, with `timing_s/NAME` of each part; names of validation metrics begin with "val-".
+On Ray 2: the function `METHOD` calls the methods of actors.
+
+A process that loads the plugin writes its stacks itself: see `verl_gdpo/tools/run/stacks.py`.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from verl_gdpo.tools.run.checkpoints import STARTS, manifests_in
+from verl_gdpo.tools.run.held_folder import HeldFolder
+from verl_gdpo.tools.run.stacks import SIGNAL, files_of
+from verl_gdpo.tools.run.starts import TIME_LIMIT_EXIT, read_start
+from verl_gdpo.tools.run_folder.folder import MetricsReader
+
+POLL_SECONDS = 0.2
+FAILED_EXIT = 1
+CHECK_REFUSES = (1, 2)  # problems, or a wrong option: it has printed which
+HANG_FILE = "hang.txt"  # in the folder of a run that hung
+KEY, MINUTES = "hang_minutes", 30.0
+FIRST_SECONDS = 7200.0  # an update of long answers on few GPUs takes more than an hour
+LONGEST_FACTOR = 5  # a step may take this many times the longest so far
+UPDATE, VALIDATION = "timing_s/update_actor", "timing_s/testing"
+# {metric of a step that does more than others: the key that says how often a run has such steps}
+PARTS = {VALIDATION: "test_freq", "timing_s/save_checkpoint": "save_freq"}
+METHOD = "actor_method_executor"
+NO_ANSWER = "it does not answer a signal"
+WRITTEN_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended.
+
+    exit_code: of the launcher.
+    reason: "finished", "failed", "stopped", "time limit" or "refused".
+    message: what is known beyond the log of the run.
+    report: why it ended, for a person; "" if it finished, and its folder is where it was.
+    has_folder: whether the folder of the run is where it was.
+    """
+
+    exit_code: int
+    reason: str
+    message: str = ""
+    report: str = ""
+    has_folder: bool = True
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody asked for it."""
+        return self.reason in ("stopped", "time limit")
+
+
+class Stopped(BaseException):
+    """The run has to end, as `end` says."""
+
+    def __init__(self, end: RunEnd) -> None:
+        super().__init__(end)
+        self.end = end
+
+
+def floor_seconds(minutes: Any) -> float:
+    """Return a value of `trainer.hang_minutes` in seconds.
+
+    Raises:
+        ValueError: it is something else than a number of minutes.
+    """
+    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not minutes >= 0:
+        raise ValueError(f"trainer.{KEY}={minutes!r}: expected minutes, such as 30, or 0 for none")
+    return 60.0 * minutes
+
+
+class HangWatch:
+    """Counts how long the metrics file of a run has had no new line.
+
+    The limit is `LONGEST_FACTOR` times the longest step so far, and at least the floor. It is at
+    least `FIRST_SECONDS` until a step of this start has had an update, and each of `PARTS` that the
+    run has.
+
+    Args:
+        metrics: the file.
+        trainer: the block `trainer` of the run's configuration.
+        clock: seconds. It stands still while the machine is suspended.
+
+    Raises:
+        ValueError: `trainer.hang_minutes` is something else than a number of minutes.
+    """
+
+    def __init__(
+        self,
+        metrics: Path,
+        trainer: Mapping[str, Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        minutes = trainer.get(KEY, MINUTES)
+        if str(minutes).startswith("${"):  # the environment of the run knows it
+            minutes = MINUTES
+        self.floor = floor_seconds(minutes)
+        if "file" not in (trainer.get("logger") or ()):  # then no line ever comes
+            self.floor = 0.0
+        self.silence = 0.0
+        self._lines, self._clock, self._last = MetricsReader(metrics), clock, clock()
+        self._longest = 0.0
+        # also with a frequency that only the environment of the run knows
+        parts = (part for part, key in PARTS.items() if trainer.get(key) not in (None, 0, -1))
+        self._missing = {UPDATE, *parts}
+
+    @property
+    def limit(self) -> float:
+        """How long the silence may become."""
+        first = FIRST_SECONDS if self._missing else 0.0
+        return max(self.floor, first, LONGEST_FACTOR * self._longest)
+
+    def is_overdue(self, most: float) -> bool:
+        """Read new lines, and return whether the silence is longer than the limit.
+
+        Args:
+            most: seconds that count at most of the time since the last call, in which this process
+                may have been stopped.
+        """
+        now = self._clock()
+        self.silence += min(now - self._last, most)
+        self._last = now
+        try:
+            for _, metrics in self._lines.new():
+                self._add(metrics)
+            can_tell = self._lines.run.is_file()
+        except OSError:  # its disk is away for a moment
+            can_tell = False
+        if not can_tell:  # a line may have come that nobody can read
+            self.silence = 0.0
+        return bool(self.floor) and self.silence > self.limit
+
+    def follow(self, metrics: Path) -> None:
+        """Read on in the same file, which may have another name by now."""
+        self._lines.run = metrics
+
+    def look_away(self) -> None:
+        """Forget the silence so far: nobody can tell whether a line has come."""
+        self._last = self._clock()
+        self.silence = 0.0
+
+    def _add(self, metrics: Mapping[str, float]) -> None:
+        is_validation = all(name.startswith("val-") for name in metrics)
+        self._longest, self.silence = max(self.silence, self._longest), 0.0
+        self._missing -= {VALIDATION} if is_validation else {*metrics}
+
+
+@dataclass
+class EndConditions:
+    """What ends a run before its driver does.
+
+    folder: of the run. If it is gone, the run is not ended for it, and is not watched for hangs.
+    parent: id of the process whose end ends the run; None if it is no matter.
+    started: returns the living processes of the run.
+    """
+
+    folder: HeldFolder
+    deadline: float
+    parent: int | None
+    started: Callable[[], Sequence[psutil.Process]] = tuple
+    checking: "subprocess.Popen[bytes] | None" = None
+    watch: HangWatch | None = None
+    earlier: int = field(init=False)  # starts
+    metrics: Path = field(init=False)  # the file that is watched
+
+    def __post_init__(self) -> None:
+        self.earlier = len(manifests_in(self.folder.path / STARTS))
+
+    def raise_if_due(self) -> None:
+        """Raise Stopped if the run has to end."""
+        if self.checking is not None and (code := self.checking.poll()):
+            if code in CHECK_REFUSES:
+                raise Stopped(RunEnd(FAILED_EXIT, "refused", "the check found a problem"))
+            message = f"the check itself ended, with exit code {code}: see verl-gdpo check -v"
+            raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
+        if time.monotonic() > self.deadline:
+            raise Stopped(RunEnd(TIME_LIMIT_EXIT, "time limit"))
+        if self.parent is not None and os.getppid() != self.parent:
+            raise Stopped(RunEnd(128 + signal.SIGHUP, "stopped"))
+        self._raise_if_it_hangs()
+
+    def _raise_if_it_hangs(self) -> None:
+        place = self.folder.place()
+        if self.watch is None and place is not None:
+            self._begin_to_watch(place)
+        if self.watch is None:
+            return
+        metrics = self.folder.follow(self.metrics)
+        if metrics is None:
+            self.watch.look_away()
+            return
+        self.watch.follow(metrics)
+        if not self.watch.is_overdue(most=10 * POLL_SECONDS):
+            return
+        hang_file = (place or self.folder.path) / HANG_FILE
+        busy = write_stacks(self.started(), hang_file)
+        if self.watch.is_overdue(most=0.0):  # no step has come meanwhile
+            message = (
+                f"HangError: no step was logged for {self.watch.silence:.0f} s, and "
+                f"{self.watch.limit:.0f} s were allowed (docs/failures.md). Busy or silent: "
+                f"{'; '.join(busy) or 'none'}. The stacks of all processes on this machine: "
+                f"{hang_file}"
+            )
+            raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
+
+    def _begin_to_watch(self, place: Path) -> None:
+        """Watch the run as soon as the manifest of this start says how."""
+        try:
+            for manifest in manifests_in(place / STARTS)[self.earlier :]:
+                start = read_start(manifest).start
+                self.metrics = Path(start.metrics)
+                self.watch = HangWatch(self.metrics, start.configuration.get("trainer", {}))
+        except ValueError as error:
+            raise Stopped(RunEnd(FAILED_EXIT, "failed", str(error))) from None
+        except OSError:  # a disk that is away for a moment
+            self.watch = None
+
+
+def write_stacks(processes: Iterable[psutil.Process], file: Path) -> list[str]:
+    """Write the stacks of processes into a file.
+
+    Returns:
+        The first line of each process that runs a method for Ray, or does not answer.
+    """
+    stacks = [stacks_of(process.pid) for process in processes]
+    with suppress(OSError):  # of a full disk
+        file.write_text("\n\n".join(stacks) + "\n")
+    return [text.partition("\n")[0] for text in stacks if METHOD in text or NO_ANSWER in text]
+
+
+def stacks_of(process_id: int) -> str:
+    """Return the state of a process on this machine and the stacks of its threads, or why not."""
+    try:
+        process = psutil.Process(process_id)
+        command = " ".join(process.cmdline())[:80] or process.name()
+        title = f"process {process_id}, {process.status()}: {command}"
+        files = files_of(process_id)
+        stacks = _written(process_id, files[0]) if files else "it does not load verl-gdpo"
+    except (psutil.Error, OSError) as error:
+        return f"process {process_id}: {error}"
+    return f"{title}\n{stacks}"
+
+
+def _written(process_id: int, file: Path) -> str:
+    """Return what the process's own handler writes into its file."""
+    last = before = len(file.read_bytes())
+    os.kill(process_id, SIGNAL)
+    give_up = time.monotonic() + WRITTEN_SECONDS
+    while time.monotonic() < give_up:
+        time.sleep(POLL_SECONDS)
+        size = len(file.read_bytes())
+        if size == last > before:  # it has ended
+            break
+        last = size
+    return file.read_bytes()[before:].decode(errors="replace") or NO_ANSWER

@@ -1,0 +1,173 @@
+"""Says what a person should know about a run, from its metrics alone.
+
+The rules look at one step after the other, and keep a bounded memory, so that a step costs the same
+at the end of a long run as at its start. What they look for has to hold for some steps in a row
+before it is told, and counts as one streak until it has failed for as many. docs/tools.md lists
+the rules, and docs/metrics.md says how often they are right (`python -m workshop.findings`).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+
+from verl_gdpo.tools.run_folder import finding_rules as rules
+from verl_gdpo.tools.run_folder.finding_rules import (
+    ADVANTAGES,
+    LIMITS,
+    Level,
+    Levels,
+    Rewards,
+    Symptom,
+    Values,
+)
+from verl_gdpo.tools.run_folder.folder import SCORE, Metrics
+
+NAMED = 5  # metrics, in a message
+STATISTICS = {"mean", "min", "max", "varies", "at_high", "share", "missing"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, at which training steps, and what to do about it.
+
+    `topic` stays the same while the numbers in `what` change.
+    """
+
+    topic: str
+    what: str
+    first: int
+    last: int
+    advice: str
+    is_over: bool = False
+
+    @property
+    def steps(self) -> str:
+        return f"steps {self.first} to {self.last}" + (", and not since" if self.is_over else "")
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.steps}). {self.advice}."
+
+
+@dataclass
+class Streak:
+    """The latest streak of steps in which a condition holds.
+
+    It begins with `hold` steps in a row, and ends before `hold` steps in a row without it.
+    """
+
+    hold: int
+    trues: int = 0
+    falses: int = 0
+    since: int = 0
+    begun: int | None = None
+    steps: tuple[int, int] | None = None
+    symptom: Symptom | None = None  # at the last step of `steps`
+
+    def add(self, step: int, symptom: Symptom) -> None:
+        if not symptom.holds:
+            self.trues, self.falses = 0, self.falses + 1
+            if self.falses == self.hold:
+                self.begun = None
+            return
+        self.since = self.since if self.trues else step
+        self.trues, self.falses = self.trues + 1, 0
+        if self.trues == self.hold and self.begun is None:
+            self.begun = self.since
+        if self.begun is not None:
+            self.steps, self.symptom = (self.begun, step), symptom
+
+    def finding(self) -> Finding | None:
+        if self.steps is None or self.symptom is None:
+            return None
+        one = self.symptom
+        return Finding(one.topic, one.what, *self.steps, one.advice, self.begun is None)
+
+
+def rewards_of(values: Values) -> Rewards:
+    """Return the statistics of each reward; of their sum, `SCORE`, only if there is no other."""
+    rewards: dict[str, dict[str, float]] = {}
+    for key, value in values.items():
+        if parts := _statistic(key):
+            rewards.setdefault(parts[0], {})[parts[1]] = value
+    named = {name: of_one for name, of_one in rewards.items() if name != SCORE}
+    return named or rewards
+
+
+@lru_cache(maxsize=4096)
+def _statistic(key: str) -> tuple[str, str] | None:
+    """Return (reward, statistic) of a metric."""
+    prefix, _, rest = key.partition("/")
+    reward, _, last = rest.rpartition("/")
+    is_of_reward = reward and (prefix == "gdpo" or (prefix, reward) == ("critic", SCORE))
+    return (reward, last) if is_of_reward and last in STATISTICS else None
+
+
+def broken_training(values: Values, _: Rewards, levels: Levels) -> Iterator[Symptom]:
+    """A metric of verl that is far from what it was."""
+    for name, limit in LIMITS.items():
+        value = values.get(name, math.nan)
+        if name == ADVANTAGES:
+            value = max(abs(values.get(f"{name}/{end}", math.nan)) for end in ("min", "max"))
+        if not math.isfinite(value):
+            continue
+        level = levels[name]
+        level.add(value)
+        if limit.topic not in rules.AT_ONCE:
+            value = median(level.latest(rules.SPAN))
+        holds = limit.is_broken(value, level.start)
+        what = limit.what.format(value=value, start=level.start) if holds else ""
+        yield Symptom(limit.topic, holds, what, limit.advice)
+
+
+def no_numbers(values: Values, _rewards: Rewards, _levels: Levels) -> Iterator[Symptom]:
+    """Any logged number, of training or validation, that is NaN or infinite at any step."""
+    bad = sorted(name for name, value in values.items() if not math.isfinite(value))
+    names = ", ".join([*bad[:NAMED], *([f"{len(bad) - NAMED} more"] if bad[NAMED:] else [])])
+    yield Symptom(
+        "no number",
+        bool(bad),
+        f"no finite number: {names}",
+        "Look for the first such step in train.log, and go on from a checkpoint before it",
+        hold=1,
+    )
+
+
+RULES: tuple[Callable[[Values, Rewards, Levels], Iterator[Symptom]], ...] = (
+    no_numbers,
+    broken_training,
+    rules.fallen_rewards,
+    rules.constant_rewards,
+    rules.ignored_rewards,
+    rules.fallen_validations,
+)
+
+
+class FindingTracker:
+    """Takes the steps of a run in their order, and says what they show up to now."""
+
+    def __init__(self) -> None:
+        self.levels: defaultdict[str, Level] = defaultdict(Level)
+        self.streaks: dict[str, Streak] = {}
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Take one step. Its validation may follow as another call for the same step."""
+        rewards = rewards_of(values)
+        for rule in RULES:
+            for symptom in rule(values, rewards, self.levels):
+                self.streaks.setdefault(symptom.topic, Streak(symptom.hold)).add(step, symptom)
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong, the latest first; what is over stands behind what is not."""
+        findings = [f for streak in self.streaks.values() if (f := streak.finding())]
+        return sorted(findings, key=lambda finding: (finding.is_over, -finding.last))
+
+
+def findings(metrics: Metrics) -> list[Finding]:
+    """Return what the metrics {step: {name: value}} of a run show, if anything."""
+    tracker = FindingTracker()
+    for step, values in sorted(metrics.items()):
+        tracker.add(step, values)
+    return tracker.findings()
