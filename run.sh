@@ -82,14 +82,16 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$task" ] || die "expected a task first: ./run.sh TASK ... (--help says more)"
 
-# Whether an override of the user sets $1.
-overridden() {
-  local given
-  for given in "${overrides[@]}"; do
-    case $given in "$1="* | "+$1="* | "++$1="*) return 0 ;; esac
+# Prints what the last override of $1 says; fails if there is none.
+given() {
+  local override value='' code=1
+  for override in "${overrides[@]}"; do
+    case $override in "$1="* | "+$1="* | "++$1="*) value=${override#*=} code=0 ;; esac
   done
-  return 1
+  echo "$value"
+  return "$code"
 }
+overridden() { given "$1" >/dev/null; }
 
 # The manifest of the start that trained up to the checkpoint of $run, or nothing if it is not recorded; fails without a checkpoint.
 # Any Python will do, also that of an environment that was made before.
@@ -178,14 +180,20 @@ fi
 # Ray sends no usage report to its makers
 export RAY_USAGE_STATS_ENABLED=0
 
-policy='' fetch=yes
-if [ "$hardware" = cpu ] && [ -n "$manifest" ]; then
-  fetch=''
-elif [ "$hardware" = cpu ] && ! overridden actor_rollout_ref.model.path; then
+# the model of the command, or else of the recipe
+if ! model=$(given actor_rollout_ref.model.path); then
+  recipe=$root/recipes/task/$task.yaml
+  [ "$hardware" != cpu ] || recipe=$root/recipes/task_on_hardware/$task-cpu.yaml
+  [ ! -f "$recipe" ] || model=$(sed -n 's/^    path: //p' "$recipe")
+fi
+is_of_hub='' # and has to be downloaded; a resume has it
+[[ -n $manifest || -d $model || ! $model =~ ^[[:alnum:]._-]+/[[:alnum:]._-]+$ ]] || is_of_hub=yes
+policy=''
+if [ "$hardware" = cpu ] && [ -z "$manifest" ] && ! overridden actor_rollout_ref.model.path; then
   if [ "$task" = tool_rl ]; then # the package has this policy
-    overrides+=("actor_rollout_ref.model.path=$(quoted "$root/verl_gdpo/cpu/tool_rl_policy")") fetch=''
-  elif ! grep -qs '^    path: [^$]' "$root/recipes/task_on_hardware/$task-cpu.yaml"; then # it names no model of a hub
-    policy=$data/${task}_policy fetch=''
+    overrides+=("actor_rollout_ref.model.path=$(quoted "$root/verl_gdpo/cpu/tool_rl_policy")") is_of_hub=''
+  elif [ -z "$is_of_hub" ]; then
+    policy=$data/${task}_policy
   fi
 fi
 # a policy is made of the rows, also for a user who trains it on others
@@ -207,9 +215,12 @@ if [ -n "$manifest" ]; then
 else
   config=(--config-dir "$root/recipes" --config-name train "hardware=$hardware" "data_dir=$(quoted "$data")" "${overrides[@]}")
 fi
-if [ -n "$fetch" ]; then
-  say "the model: a folder, or downloaded once"
-  stage "$python" -W ignore -m verl_gdpo fetch "${config[@]}"
+# before GPUs are held, and so that `check` finds its tokenizer
+if [ -n "$is_of_hub" ]; then
+  say "the model $model, downloaded once; without a network: actor_rollout_ref.model.path=FOLDER"
+  weights=() # once, as safetensors; no other framework's
+  for kind in json safetensors txt model jinja py; do weights+=(--include "*.$kind"); done
+  stage "$python" -m huggingface_hub.cli.hf download "$model" "${weights[@]}"
 fi
 if [ -z "$run" ]; then
   mkdir -p "$root/runs"

@@ -10,7 +10,6 @@ from verl_gdpo.tools import RECIPES
 
 COMMANDS = {
     "data": "prepare the parquet files of a task",
-    "fetch": "download the model of a configuration",
     "recipes": "print the folder of the recipes, for --config-dir",
     "check": "say whether a training configuration can work, before anything starts",
     "summary": "print the table and the findings of a run",

