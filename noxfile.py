@@ -1,7 +1,7 @@
-"""Long tests, and those that need something else installed: run `nox -s NAME`, or `nox` for most.
+"""What needs another Python or other packages than `setup_env.sh cpu dev` installs: `nox -s NAME`.
 
-Most sessions run in the environment of `setup_env.sh cpu dev`. `trl` and `wheel` install something
-else on purpose, and have one of their own.
+Long tests in the project's own environment are files of pytest in tests/slow/. MAINTAINING.md lists
+both, and .github/workflows/weekly.yml runs both.
 """
 
 import json
@@ -121,97 +121,6 @@ def verl(session: nox.Session) -> None:
     # a verl without V1 fails the files that import it, and runs the others
     tests = ("--continue-on-collection-errors", "tests/hooks", "tests/test_plugin.py")
     tested(session, "-m", "", *tests, *arguments, path=path)
-
-
-@nox.session
-def slow(session: nox.Session) -> None:
-    """Whole trainings, and long tests that rarely fail; `bash tests/run.sh` leaves them out."""
-    names = ("demonstration", "trainings", "mixed_tasks", "merge")
-    tested(session, *(f"tests/slow/{name}.py" for name in names), *session.posargs)
-    tested(session, "-m", "slow", "-n", "2", *session.posargs)
-
-
-@nox.session
-def faults(session: nox.Session) -> None:
-    """Runs that fail, that hang, and that are resumed; too slow for the other tests."""
-    tests = ("tests/slow/faults.py", "tests/slow/hangs.py", "tests/slow/resume.py")
-    tested(session, *tests, *session.posargs)
-
-
-@nox.session
-def nodes(session: nox.Session) -> None:
-    """Trains on two Ray nodes on this machine, and lets them die; too slow for the other tests."""
-    tested(session, "tests/slow/nodes.py", *session.posargs)
-
-
-@nox.session
-def vllm(session: nox.Session) -> None:
-    """Trains with real vLLM, without a GPU, in the environment of `./setup_env.sh cpu vllm`."""
-    tested(session, "tests/slow/vllm.py", *session.posargs)
-
-
-# asks for the second row as soon as the server is up, for a minute at most
-ASK = """
-import asyncio, json, sys, time
-import aiohttp
-from examples import foreign_rewards
-from tests.help.foreign_answers import ANSWERS, RESPONSE
-
-name, rows, url = sys.argv[1:]
-truth = json.loads(open(rows).readlines()[1])["reward_model"]["ground_truth"]
-entry = () if name == "nemo_gym" else ("sums",)
-for _ in range(60):
-    try:
-        rewards = asyncio.run(getattr(foreign_rewards, name)(RESPONSE, truth, url, *entry))
-        break
-    except aiohttp.ClientConnectorError:
-        time.sleep(1)
-sys.exit(None if rewards == ANSWERS[name][1] else f"{name}: got {rewards}")
-"""
-
-
-@nox.session(venv_backend=OWN)
-def examples(session: nox.Session) -> None:
-    """Runs the commands of the pages in examples/, and compares the servers with the tests' stubs.
-
-    Those of verifiers and OpenEnv are real ones.
-    """
-    session.install("aiohttp")
-    folder, names = session.create_tmp(), ("nemo_gym", "openenv", "verifiers")
-    for name in names:
-        page = (ROOT / "examples" / name / "README.md").read_text()
-        block = page.split("```bash\n")[1].split("```")[0]
-        rows = f"{folder}/{name}.jsonl"
-        block = block.replace("ENV", f"{folder}/{name}").replace("sums.jsonl", rows)
-        *commands, server = block.splitlines()
-        for command in commands:
-            session.run("bash", "-c", command, external=True)
-        path = f"{session.bin}:{os.environ['PATH']}"
-        process = subprocess.Popen(server.split(), cwd=ROOT, env={**os.environ, "PATH": path})
-        try:
-            session.run("python", "-c", ASK, name, rows, f"http://127.0.0.1:{server.split()[-1]}")
-        finally:
-            process.terminate()
-            process.wait()
-
-
-@nox.session
-def trainers(session: nox.Session) -> None:
-    """Whole runs: the asynchronous trainers, tools, four ranks, other losses, LoRA."""
-    tested(session, "-s", "tests/slow/trainers.py", *session.posargs)
-
-
-@nox.session(default=False)
-def policy(session: nox.Session) -> None:
-    """The policy in the package is what its command makes: 1,000 steps, some 4 minutes."""
-    tested(session, "tests/slow/shipped_policy.py", *session.posargs)
-
-
-@nox.session
-def bfcl(session: nox.Session) -> None:
-    """Plays all questions of BFCL-v3 with scripted answers: right, wrong, and none."""
-    files = ("tests/slow/bfcl.py", "tests/slow/bfcl_dialogues.py")
-    tested(session, "-s", *files, *session.posargs)
 
 
 @nox.session(venv_backend=OWN)

@@ -14,6 +14,8 @@ from verl_gdpo import terminal
 if find_spec("hydra"):  # not in the environments of some nox sessions
     import faster_composition  # noqa: F401
 
+# verl starts nine processes, and Ray would starve if each of them took all cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray on a busy machine: its processes would wait for the other tests, and it would give up on them
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "240")

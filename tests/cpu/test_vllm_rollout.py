@@ -1,4 +1,4 @@
-"""What lets verl's rollout "vllm" run on a CPU; `nox -s vllm` runs it with vLLM."""
+"""What lets verl's rollout "vllm" run on a CPU; tests/slow/vllm.py runs it with vLLM."""
 
 from importlib import metadata
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Starts, breaks and resumes a training for the tests of `nox -s faults` and `nox -s nodes`."""
+"""Starts, breaks and resumes a training, for faults, nodes and resume in tests/slow/."""
 
 import os
 import subprocess

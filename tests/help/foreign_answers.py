@@ -1,4 +1,4 @@
-"""What the servers of examples/ answer to RESPONSE for their second row; `nox -s examples`."""
+"""What the servers of examples/ answer to RESPONSE for their second row."""
 
 RESPONSE = "It is 11"
 REWARDS = {"brief": 1.0, "correct": 1.0}

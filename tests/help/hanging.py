@@ -1,4 +1,4 @@
-"""What hangs in a run of `nox -s faults`, from the moment when the file of $HANG exists.
+"""What hangs in a run of tests/slow/faults.py, from the moment when the file of $HANG exists.
 
 verl loads it in every process, through VERL_USE_EXTERNAL_MODULES, and as the file of a reward
 function.

@@ -1,4 +1,4 @@
-"""What the nodes of a Ray cluster are asked. `nox -s nodes` asks several of them."""
+"""What the nodes of a Ray cluster are asked. tests/slow/nodes.py asks several of them."""
 
 import os
 import shutil

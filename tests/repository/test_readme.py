@@ -3,6 +3,7 @@
 import ast
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import yaml
@@ -239,10 +240,37 @@ def nox_sessions():
     return defined
 
 
-def test_the_weekly_workflow_runs_every_session():
+def test_the_weekly_workflow_runs_all_that_is_slow():
+    """Every session but the one that renews versions, every file of tests/slow/, and the mark."""
     weekly = yaml.safe_load((REPO / ".github/workflows/weekly.yml").read_text())
-    matrix = weekly["jobs"]["session"]["strategy"]["matrix"]
-    assert {*matrix["session"]} == nox_sessions() - {"pins"}
+    matrix_of = {name: job["strategy"]["matrix"] for name, job in weekly["jobs"].items()}
+    assert {*matrix_of["session"]["session"]} == nox_sessions() - {"pins"}
+    arguments = " ".join(matrix_of["slow"]["tests"]).split()
+    assert arguments[:2] == ["-m", "slow"]
+    by_pytest = {argument for argument in arguments if argument.startswith("tests/")}
+    by_nox = {*re.findall(r'"(tests/slow/\w+\.py)"', (REPO / "noxfile.py").read_text())}
+    slow = {file for file in FILES if re.fullmatch(r"tests/slow/(?!conftest)\w+\.py", file)}
+    assert by_pytest | by_nox == slow and not by_pytest & by_nox
+
+
+def test_the_slow_files_are_on_the_page_of_maintenance():
+    page = PAGES["MAINTAINING.md"]
+    named = re.findall(r"`(\w+)`", page.split("\n## Versions\n")[0])
+    slow = {Path(file).stem for file in FILES if file.startswith("tests/slow/")}
+    assert slow - {"conftest", "verl_symbols"} <= {*named}
+
+
+def test_pre_commit_runs_the_checks_of_tests_run_sh():
+    """With the programs of the environment, whose versions are those of requirements/dev.txt."""
+    settings = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())
+    (local,) = settings["repos"]
+    assert local["repo"] == "local"
+    checks = (REPO / "tests" / "run.sh").read_text().splitlines()
+    for hook in local["hooks"]:
+        assert hook["language"] == "system"
+        folder, program = hook["entry"].split("/bin/")
+        assert folder == ".venv"
+        assert any(line.startswith(program) for line in checks), program
 
 
 def test_actions_are_pinned_by_commit():

@@ -1,4 +1,4 @@
-"""All questions of BFCL-v3, in the package's own environment, with scripted answers: `nox -s bfcl`.
+"""All questions of BFCL-v3, in the package's own environment, with scripted answers.
 
 The dialogues, and what hostile calls cannot do, are in bfcl_dialogues.py.
 """

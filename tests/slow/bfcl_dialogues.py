@@ -1,4 +1,4 @@
-"""All dialogues of BFCL-v3 with scripted answers, and hostile calls in them: `nox -s bfcl`."""
+"""All dialogues of BFCL-v3 with scripted answers, and hostile calls in them."""
 
 import ast
 import json

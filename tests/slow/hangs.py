@@ -1,4 +1,4 @@
-"""A run whose trainer stands still ends. A part of `nox -s faults`.
+"""A run whose trainer stands still ends.
 
 `faults.py` lets a scorer and a collective hang.
 """

@@ -1,4 +1,4 @@
-"""Trainings on several nodes of Ray, which are addresses of this machine: `nox -s nodes`.
+"""Trainings on several nodes of Ray, which are addresses of this machine.
 
 A cluster is started as by somebody else, and our launcher joins it. A node dies by SIGKILL of all
 its processes.

@@ -1,4 +1,4 @@
-"""What verl does when a run goes on with other settings: `nox -s faults`.
+"""What verl does when a run goes on with other settings.
 
 The first tests ask verl's own objects why a key of `resume_rules.yaml` must not change. The last
 one stops and resumes a whole run.

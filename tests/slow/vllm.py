@@ -1,4 +1,4 @@
-"""Real vLLM as verl's rollout engine, without a GPU: `nox -s vllm`.
+"""Real vLLM as verl's rollout engine, without a GPU.
 
 The environment is the one that `./run.sh` makes. Its processes, files in /dev/shm and folders in
 /tmp are gone after each run.

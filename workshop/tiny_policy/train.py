@@ -5,8 +5,8 @@ and to copy what is asked for, from demonstrations with independent bad habits (
 `demonstrations.HABITS`). A habit of the majority shows in the policy's most likely answer too, so
 that training on the rewards has something to unlearn in greedy answers as well as in samples.
 
-The policy of tool_rl is in the package, `SHIPPED`, made with the defaults: `nox -s policy` makes it
-again and compares the two.
+The policy of tool_rl is in the package, `SHIPPED`, made with the defaults:
+tests/slow/shipped_policy.py makes it again and compares the two.
 
 The same arguments, code, library versions, kind of CPU and number of threads give the same files,
 byte for byte; a finished policy is recognised by the hash of all these in its `warm_start.json`,
