@@ -54,15 +54,3 @@ def signed(value: float, digits: int = 3) -> str:
     """`+0.870`, and what is shown as 0 without a sign."""
     rounded = round(value, digits)
     return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"
-
-
-def seeds_needed(effect: float, spread: float) -> int:
-    """Seeds for each arm so that a paired t test at 95 % finds `effect` with 80 % power.
-
-    The smallest n with n >= ((t(0.975, n - 1) + t(0.8, n - 1)) spread / effect)^2, where `spread`
-    is the standard deviation of the paired differences.
-    """
-    n = 2
-    while n < (float(stats.t.ppf([0.975, 0.8], n - 1).sum()) * spread / effect) ** 2:
-        n += 1
-    return n

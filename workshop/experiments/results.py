@@ -57,11 +57,11 @@ def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         pq.write_table(pa.Table.from_pylist(rows), new, compression="zstd")
 
 
-def read_trained(path: Path, *, replaced: bool = False) -> dict[Run, Trained]:
-    """All runs of an edition, or those that were made again on another machine."""
+def read_trained(path: Path) -> dict[Run, Trained]:
+    """All runs of an edition, but for those that were made again on another machine."""
     runs: dict[Run, Trained] = {}
     for row in pq.read_table(path).to_pylist():
-        if row["replaced"] == replaced:
+        if not row["replaced"]:
             run = Run(row["setting"], row["arm"], row["seed"])
             result = runs.setdefault(run, Trained({}, {}, {}, row["start"], row["seconds"]))
             for name in ("shares", "varies", "spread"):

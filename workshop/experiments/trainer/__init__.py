@@ -1,1 +1,1 @@
-"""GDPO and its rivals in verl's trainer, on a CPU: `python -m workshop.experiments.trainer`."""
+"""GDPO and its rivals in verl's trainer, on a CPU: what they earned, and its pictures."""

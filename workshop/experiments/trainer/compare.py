@@ -39,27 +39,14 @@ SETTINGS = {
     "coding": Setting("coding's three", {"pass": 1, "length": 1, "bug": 1}, "length"),
     "20_to_1_long": Setting("ranges 20 and 1, 120 steps", {"small": 1, "large": 20}),
 }
-UNDECIDED = ("maths", "maths_if_correct")  # the page says why
 PROTOCOL = ("20_to_1", "1_to_1", "by_prompt", "tool_rl")
 SECOND = ("gsm8k", "maths", "maths_if_correct", "tool_rl_seeds")
 NAMES = {"gdpo": "GDPO", "grpo": "GRPO", "grpo_rescaled": "rescaled GRPO"}
 RIVALS = ("grpo", "grpo_rescaled")
-FURTHER_ARMS = ("gdpo_no_batch_norm", "grpo_batch_norm", "grpo_no_std")  # of the first setting
-PILOT_SEED = 100  # of GRPO alone
 # (setting, rival) of the seven comparisons of the protocol, and of the eight of the second one;
 # with equal ranges, rescaled GRPO is GRPO
 COMPARISONS = tuple((s, r) for s in PROTOCOL for r in RIVALS if (s, r) != ("1_to_1", RIVALS[1]))
 COMPARISONS_2 = tuple((setting, rival) for setting in SECOND for rival in RIVALS)
-EXPECTED = {  # between what the protocols expected these; of ToolRL's first run, nothing
-    ("20_to_1", "grpo"): (0.15, 0.21),
-    ("20_to_1", "grpo_rescaled"): (-0.03, 0.03),
-    **{(setting, "grpo"): (-0.02, 0.02) for setting in ("1_to_1", "tool_rl_seeds")},
-    **{("by_prompt", rival): (0.05, 1) for rival in RIVALS},
-    **{(setting, "grpo"): (0.02, 1) for setting in ("gsm8k", "maths")},
-    ("maths_if_correct", "grpo"): (-0.02, 0.04),
-    **{(setting, "grpo_rescaled"): (-0.02, 0.02) for setting in SECOND},
-    ("gsm8k_again", "grpo_rescaled"): (-0.035, -0.005),  # of the mean, not of the interval
-}
 LEVEL = 1 - 0.05 / len(COMPARISONS)
 # an interval within this, on both sides of 0, is no difference that matters
 MATTERS, MATTERS_2 = 0.05, 0.02
@@ -94,14 +81,6 @@ def endpoints(setting: str) -> dict[str, Endpoint | None]:
         "mean of both": mean_of_all,
         "declared score": declared(setting) if SETTINGS[setting].ranges else None,
     }
-
-
-def endpoints_2(setting: str) -> dict[str, Endpoint]:
-    """Of the second edition."""
-    ranges = SETTINGS[setting].ranges
-    is_weighted = len({*ranges.values()}) > 1
-    more = {"declared score": declared(setting)} if is_weighted else {}
-    return {**{reward: share(reward) for reward in ranges}, "mean of all": mean_of_all, **more}
 
 
 @cache
