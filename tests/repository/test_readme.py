@@ -253,6 +253,14 @@ def test_the_weekly_workflow_runs_all_that_is_slow():
     assert by_pytest | by_nox == slow and not by_pytest & by_nox
 
 
+def test_the_tests_that_pages_name_are_there():
+    for page, text in PAGES.items():
+        named = {*re.findall(r"\btests/[\w/]+(?:\.\w+|\b)", text)}
+        for path in named:
+            is_folder = any(file.startswith(f"{path.rstrip('/')}/") for file in FILES)
+            assert path in FILES or is_folder, (page, path)
+
+
 def test_the_slow_files_are_on_the_page_of_maintenance():
     page = PAGES["MAINTAINING.md"]
     named = re.findall(r"`(\w+)`", page.split("\n## Versions\n")[0])
