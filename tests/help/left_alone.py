@@ -175,7 +175,8 @@ for module, path, _ in TABLE:
 
 before = OmegaConf.to_container(CONFIG, resolve=True), dict(os.environ)
 
-import verl_gdpo.plugin  # noqa: E402, F401
+import verl_gdpo.plugin  # noqa: E402
+import verl_gdpo.tools.run.plugin  # noqa: E402, F401
 from verl_gdpo.hooks import extend  # noqa: E402
 from verl_gdpo.tools.run import stacks  # noqa: E402
 

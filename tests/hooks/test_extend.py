@@ -1,6 +1,7 @@
 """The one mechanism: what is put in the place of verl's functions, and for whom ours is called."""
 
 import asyncio
+import functools
 import inspect
 import sys
 import types
@@ -10,13 +11,13 @@ import pytest
 import ray
 import verl
 
-from verl_gdpo.hooks import extend, gates
+from verl_gdpo.hooks import extend, refusal
 from verl_gdpo.hooks.extend import Extension, extend_instance, extend_module, record_of
 
 
 @dataclass
 class Record:
-    busy: set[str] = field(default_factory=set)
+    busy: set[tuple[str, str]] = field(default_factory=set)
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def calls(monkeypatch):
     ours = types.ModuleType("verl_gdpo.ours")
     vars(ours).update(fit=fit, wait=wait, add=lambda original, value: original(value) + 1)
     monkeypatch.setitem(sys.modules, "verl_gdpo.ours", ours)
-    monkeypatch.setattr(gates, "refusals", [])
+    monkeypatch.setattr(refusal, "refusals", [])
     assert verl.__version__  # which the refusal names
     yield calls
     extend.load.cache_clear()
@@ -61,14 +62,18 @@ def verls(monkeypatch):
     other.add = add
     for each in (module, other):
         monkeypatch.setitem(sys.modules, each.__name__, each)
-    monkeypatch.setattr(extend, "table", [Extension("verls", "Trainer.fit", "ours:fit", True)])
+    monkeypatch.setattr(
+        extend,
+        "table",
+        [Extension("verls", "Trainer.fit", "verl_gdpo.ours:fit", at_construction=True)],
+    )
     return module
 
 
 def test_what_is_put_in_the_place_of_verls(verls, calls):
     extensions = [
-        Extension("verls", "add(value)", "ours:add"),
-        Extension("verls", "wait", "ours:wait"),
+        Extension("verls", "add", "verl_gdpo.ours:add", needs=("value",)),
+        Extension("verls", "wait", "verl_gdpo.ours:wait"),
     ]
     for _ in range(2):  # of two tables
         extend_module(verls, extensions)
@@ -79,19 +84,56 @@ def test_what_is_put_in_the_place_of_verls(verls, calls):
     assert again(1) == 12
 
 
-def test_a_function_may_have_those_of_two_tables(verls, calls):
-    twice = lambda original, value: 2 * original(value)  # noqa: E731
-    sys.modules["verl_gdpo.ours"].twice = twice
-    for replacement in ("ours:add", "ours:twice", "ours:add", "ours:twice"):
-        extend_module(verls, [Extension("verls", "add(value)", replacement)])
-    assert verls.add(1) == sys.modules["others"].add(1) == 2 * (1 + 10 + 1)
+@pytest.mark.parametrize("order", [("core", "run"), ("run", "core")])
+def test_a_function_may_have_those_of_two_tables(verls, calls, order):
+    """Ours of the first table is called first, in whichever order they were loaded, and once."""
+    sys.modules["verl_gdpo.ours"].twice = lambda original, value: 2 * original(value)
+    of_table = {
+        "core": Extension("verls", "add", "verl_gdpo.ours:twice"),
+        "run": Extension("verls", "add", "verl_gdpo.ours:add", table="run"),
+    }
+    for table in (*order, *order):
+        extend_module(verls, [of_table[table]])
+    assert verls.add(1) == sys.modules["others"].add(1) == 2 * ((1 + 10) + 1)
+
+
+def test_a_wrapper_of_the_users_stays_around_ours(verls, calls):
+    extend_module(verls, [Extension("verls", "add", "verl_gdpo.ours:add", table="run")])
+    ours = verls.add
+
+    @functools.wraps(ours)
+    def doubled(value):
+        return 2 * ours(value)
+
+    verls.add = doubled
+    extend_module(verls, [Extension("verls", "add", "verl_gdpo.ours:add")])
+    assert verls.add(1) == 2 * (1 + 10 + 1) + 1
+
+
+@pytest.mark.parametrize("order", [("core", "run"), ("run", "core")])
+def test_a_method_may_have_those_of_two_tables(verls, calls, monkeypatch, order):
+    def check(original, self):
+        calls.append("check")
+        return original(self)
+
+    sys.modules["verl_gdpo.ours"].check = check
+    of_table = {"core": "verl_gdpo.ours:fit", "run": "verl_gdpo.ours:check"}
+    rows = [
+        Extension("verls", "Trainer.fit", of_table[table], at_construction=True, table=table)
+        for table in order
+    ]
+    monkeypatch.setattr(extend, "table", rows)
+    trainer = verls.Trainer()
+    extend_instance(trainer, "Trainer", Record())
+    assert trainer.fit() == ["verl's"] and calls == ["fit", "check"]
+    assert verls.Trainer().fit() == ["verl's"] and calls == ["fit", "check"]
 
 
 def test_what_is_missing_is_listed_and_verls_stays(verls, calls):
     lists, add = [], verls.add
     extensions = [
-        Extension("verls", "add(value,other)", "ours:add"),
-        Extension("verls", "Trainer.gone", "ours:fit"),
+        Extension("verls", "add", "verl_gdpo.ours:add", needs=("value", "other")),
+        Extension("verls", "Trainer.gone", "verl_gdpo.ours:fit"),
         Extension("verls", "Trainer.fit"),
     ]
     extend_module(verls, extensions, lists.append)
@@ -135,28 +177,28 @@ def test_a_call_that_fails_ends(verls, calls):
 
 def test_a_failing_import_of_ours_refuses_gdpo_once(verls, calls, capsys):
     """verl's function is called for everybody else."""
-    extend_module(verls, [Extension("verls", "add", "ours:gone")])
+    extend_module(verls, [Extension("verls", "add", "verl_gdpo.ours:gone")])
     assert (verls.add(1), verls.add(2)) == (11, 12)
-    (reason,) = gates.refusals
-    assert reason.startswith("ours: AttributeError: ")
+    (reason,) = refusal.refusals
+    assert reason.startswith("verl_gdpo.ours: AttributeError: ")
     assert capsys.readouterr().err == f"verl-gdpo: gdpo will not run: {reason}\n"
-    with pytest.raises(RuntimeError, match="verl-gdpo cannot run: ours: AttributeError"):
+    with pytest.raises(RuntimeError, match=r"cannot run: verl_gdpo\.ours: AttributeError"):
         verls.add("gdpo")
 
 
 def test_a_failing_import_of_what_gdpo_does_not_need_is_a_warning(verls, calls, capsys):
-    extend_module(verls, [Extension("verls", "add", "ours:gone", only_for="attention")])
+    extend_module(verls, [Extension("verls", "add", "verl_gdpo.ours:gone", only_for="attention")])
     assert (verls.add(1), verls.add(2)) == (11, 12)
-    assert gates.refusals == []
+    assert refusal.refusals == []
     warning = capsys.readouterr().err
-    assert warning.startswith("verl-gdpo: WARNING: ours: AttributeError: ")
+    assert warning.startswith("verl-gdpo: WARNING: verl_gdpo.ours: AttributeError: ")
     assert warning.endswith(". verl's own function is called in the place of gone\n")
 
 
 def test_what_gdpo_does_not_need_may_be_missing(verls, calls, capsys):
     refused = []
-    lost = Extension("verls", "gone", "ours:add", only_for="attention. Set it to sdpa")
-    extend_module(verls, [lost, Extension("verls", "add", "ours:add")], refused.append)
+    lost = Extension("verls", "gone", "verl_gdpo.ours:add", only_for="attention. Set it to sdpa")
+    extend_module(verls, [lost, Extension("verls", "add", "verl_gdpo.ours:add")], refused.append)
     assert verls.add(1) == 12 and refused == []
     warning = "verl has no verls:gone, which is for attention. Set it to sdpa"
     assert capsys.readouterr().err == f"verl-gdpo: WARNING: {warning}\n"

@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 from verl.experimental.fully_async_policy import fully_async_rollouter
 from verl.trainer import main_ppo
 from verl_batch import GROUPS, REWARDS, batch, verl_config
+from verls_run import run_with_plugins
 
 from verl_gdpo.hooks import before_training, legacy
-from verl_gdpo.hooks.driver import check_and_run
 
 
 def test_one_step_off_policy_from_rewards_to_metrics():
@@ -74,7 +74,7 @@ def checkpoints_elsewhere(tmp_path, monkeypatch):
 
 
 def run(config):
-    return check_and_run(lambda config, task_runner_class=None: "started", config)
+    return run_with_plugins(lambda config, task_runner_class=None: "started", config)
 
 
 def test_run_ppo_is_checked():
@@ -95,11 +95,11 @@ def test_the_nodes_are_compared_and_get_the_file_of_metrics(monkeypatch):
         given.append(OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {})
         task_runner_class.remote()
 
-    check_and_run(run_ppo, verl_config("trainer.logger=[file]"), task_runner_class=runner)
+    run_with_plugins(run_ppo, verl_config("trainer.logger=[file]"), task_runner_class=runner)
     assert done == ["compared", "made"]
     assert given == [{"VERL_FILE_LOGGER_PATH": "runs/x/metrics/3.jsonl"}]
     others = ("algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive")
-    check_and_run(run_ppo, verl_config(*others), task_runner_class=runner)
+    run_with_plugins(run_ppo, verl_config(*others), task_runner_class=runner)
     assert (done[2:], given[1:]) == (["made"], [{}])
 
 

@@ -161,7 +161,7 @@ def test_without_the_plugin_verls_own_gdpo_fails(assets, tmp_path):
             "actor_rollout_ref.model.override_config.attn_implementation=sdpa",
             scorer="with_score",
         ),
-        VERL_USE_EXTERNAL_PLUGINS="verl_gdpo_cpu",
+        VERL_USE_EXTERNAL_PLUGINS="verl_gdpo_cpu,verl_gdpo_run",
     )
     assert run.exit_code != 0
     assert 'key "prompts" not found in TensorDict' in run.output, run.last_lines()

@@ -25,58 +25,85 @@ from typing import Any
 from torch.nn.functional import linear
 from wrapt import register_post_import_hook
 
-from verl_gdpo.hooks.extend import Function, extend_when_imported, extensions
-from verl_gdpo.hooks.gates import versions
+from verl_gdpo.hooks.extend import Extension, Function, extend_when_imported
+from verl_gdpo.hooks.refusal import versions
 
 ROLLOUTS: dict[str, tuple[str, str]] = {}  # {name: module and class of its adapter}
-# {verl's module: {name with the parameters that ours needs: our function}}; a request to a
-# rollout of ours has one sampling option more, "session"
-OWN_ROLLOUT = extensions(
-    {
-        "verl.workers.rollout.base": {
-            "get_rollout_class(rollout_name)": "plugin:find_rollout_class"
-        },
-        "verl.workers.rollout.replica": {"RolloutReplicaRegistry.register(name,loader)": ""},
-        "verl.experimental.agent_loop.agent_loop": {
-            "AgentLoopWorker._run_agent_loop(sampling_params)": "plugin:run_with_session"
-        },
-    },
-    room="cpu",
+# A rollout that is not of verl. A request to it has one sampling option more, "session".
+OWN_ROLLOUT = (
+    Extension(
+        "verl.workers.rollout.base",
+        "get_rollout_class",
+        "verl_gdpo.cpu.plugin:find_rollout_class",
+        needs=("rollout_name",),
+        table="cpu",
+    ),
+    Extension(
+        "verl.workers.rollout.replica",
+        "RolloutReplicaRegistry.register",
+        needs=("name", "loader"),
+        table="cpu",
+    ),
+    Extension(
+        "verl.experimental.agent_loop.agent_loop",
+        "AgentLoopWorker._run_agent_loop",
+        "verl_gdpo.cpu.plugin:run_with_session",
+        needs=("sampling_params",),
+        table="cpu",
+    ),
 )
-ON_CPU = extensions(
-    {
-        "verl.plugin.platform": {"PlatformRegistry.register(platform)": ""},
-        "verl.checkpoint_engine": {"CheckpointEngineRegistry.register(backend)": ""},
-        "verl.utils.distributed": {
-            "initialize_global_process_group_ray(timeout_second,backend)": "plugin:initialize_gloo",
-        },
-        "verl.utils.fsdp_utils": {"fsdp2_sharded_save_to_cpu(model)": "plugin:save_copies"},
-        "verl.workers.engine.fsdp.transformer_impl": {
-            "CPUOffloadPolicy(pin_memory)": "plugin:make_unpinned",
-        },
-        "verl.trainer.ppo.v1.replay_buffer": {
-            "ReplayBuffer.__init__(poll_interval)": "plugin:construct_with_short_poll",
-        },
-        "vllm.model_executor.layers.utils": {
-            "dispatch_cpu_unquantized_gemm(layer)": "plugin:keep_weights",
-        },
-        "importlib.metadata": {"version(distribution_name)": "plugin:find_version"},
-    },
-    room="cpu",
-)
-# rows of `verl_gdpo/plugin.py`: our recipes ask for them, also where that plugin is not loaded
-FUSED_KERNELS = extensions(
-    {
-        "verl.workers.engine.fsdp.transformer_impl": {
-            "FSDPEngine._build_module": "attention:build_with_ours",
-        },
-        "verl.utils.fsdp_utils": {
-            "_select_fsdp2_wrap_targets(model)": "attention:keep_head_in_root",
-        },
-    },
-    room="tools.run",
-    only_for="the fused kernels of our recipes. If a model cannot be built or trained, set "
-    "actor_rollout_ref.model.use_fused_kernels=False",
+ON_CPU = (
+    Extension(
+        "verl.plugin.platform", "PlatformRegistry.register", needs=("platform",), table="cpu"
+    ),
+    Extension(
+        "verl.checkpoint_engine",
+        "CheckpointEngineRegistry.register",
+        needs=("backend",),
+        table="cpu",
+    ),
+    Extension(
+        "verl.utils.distributed",
+        "initialize_global_process_group_ray",
+        "verl_gdpo.cpu.plugin:initialize_gloo",
+        needs=("timeout_second", "backend"),
+        table="cpu",
+    ),
+    Extension(
+        "verl.utils.fsdp_utils",
+        "fsdp2_sharded_save_to_cpu",
+        "verl_gdpo.cpu.plugin:save_copies",
+        needs=("model",),
+        table="cpu",
+    ),
+    Extension(
+        "verl.workers.engine.fsdp.transformer_impl",
+        "CPUOffloadPolicy",
+        "verl_gdpo.cpu.plugin:make_unpinned",
+        needs=("pin_memory",),
+        table="cpu",
+    ),
+    Extension(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer.__init__",
+        "verl_gdpo.cpu.plugin:construct_with_short_poll",
+        needs=("poll_interval",),
+        table="cpu",
+    ),
+    Extension(
+        "vllm.model_executor.layers.utils",
+        "dispatch_cpu_unquantized_gemm",
+        "verl_gdpo.cpu.plugin:keep_weights",
+        needs=("layer",),
+        table="cpu",
+    ),
+    Extension(
+        "importlib.metadata",
+        "version",
+        "verl_gdpo.cpu.plugin:find_version",
+        needs=("distribution_name",),
+        table="cpu",
+    ),
 )
 
 
@@ -91,7 +118,7 @@ def activate() -> None:
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     # less often than usual: each time it goes over what torch and verl have made at import
     gc.set_threshold(10_000, 10, 10)
-    extend_when_imported((*ON_CPU, *FUSED_KERNELS), refuse_verl)
+    extend_when_imported(ON_CPU, refuse_verl)
     engine = "verl_gdpo.cpu.checkpoint_engine"  # registers itself
     register_post_import_hook(lambda _: importlib.import_module(engine), "verl.checkpoint_engine")
     register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")

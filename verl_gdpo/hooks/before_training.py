@@ -29,7 +29,11 @@ OURS = "verl_gdpo.hooks.reward_manager"  # the module of our manager
 # and pages may differ.
 COMPARED = ("__init__.py", "plugin.py", "algorithm", "scoring", "hooks", "tasks")
 # {part: a module of it}, for parts that a run uses if this process has loaded the module
-COMPARED_IF_LOADED = {"cpu": "verl_gdpo.cpu.device"}
+COMPARED_IF_LOADED = {
+    "cpu": "verl_gdpo.cpu.device",
+    "tools/run/attention.py": "verl_gdpo.tools.run.attention",
+    "tools/run/resumed.py": "verl_gdpo.tools.run.resumed",
+}
 DATA_PREPARATION = ("tasks/preparation/*", "tasks/*/rows.py")  # it is done before a run starts
 # an answer imports verl, which takes minutes from a slow shared disk
 ANSWER_SECONDS = 300.0

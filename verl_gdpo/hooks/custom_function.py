@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
-from verl_gdpo.hooks.gates import names_gdpo
+from verl_gdpo.hooks.refusal import names_gdpo
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX
 from verl_gdpo.scoring.reward_functions import module_with
 

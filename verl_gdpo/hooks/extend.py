@@ -1,8 +1,12 @@
 """Calls functions of ours in the place of verl's: the only way in which this package changes verl.
 
-`verl_gdpo/plugin.py` has the table of what is changed. What is put in the place of verl's function
-is a plain function, which Ray can pickle even if a user's `__main__` holds it. It imports ours at
-its first call, and passes verl's own as the first argument.
+The tables of what is changed are in `verl_gdpo/plugin.py`, `verl_gdpo/tools/run/plugin.py` and
+`verl_gdpo/cpu/plugin.py`. What is put in the place of verl's function is a plain function, which
+Ray can pickle even if a user's `__main__` holds it. It imports ours at its first call, and passes
+verl's own as the first argument.
+
+Two tables may extend one function of verl. Ours of the first table of `TABLES` is called first,
+whichever table was loaded first.
 
 Methods of trainers and of their buffers are extended when one is made: in the class that has the
 method, which may be a user's. Such a class may also make a trainer without gdpo, so that ours is
@@ -14,7 +18,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,27 +26,37 @@ from typing import Any
 
 import wrapt
 
-from verl_gdpo.hooks.gates import refuse, refuse_or_call, warn
+from verl_gdpo.hooks.refusal import refuse, refuse_or_call, warn
 
 Function = Callable[..., Any]
 
-RECORD = "verl_gdpo_record"  # the attribute of an instance that holds what we keep for it
+# The attribute of an instance that holds what we keep for it.
+RECORD = "verl_gdpo_record"
+# The tables, in the order in which their functions are called.
+TABLES = ("core", "run", "cpu")
 
 
 @dataclass(frozen=True)
 class Extension:
-    """One name of verl that we change; without a `replacement`, one that we only use."""
+    """One name of verl that we change; without a `replacement`, one that we only use.
 
-    module: str  # of verl
-    name: str  # NAME or CLASS.NAME, with the (PARAMETERS) that ours needs
-    replacement: str = ""  # MODULE:FUNCTION of this package
-    at_construction: bool = False  # of a trainer; else as soon as the module is imported
-    only_for: str = ""  # what needs it, and what to do without it; gdpo itself does not need it
+    module: of verl.
+    path: FUNCTION, CLASS or CLASS.METHOD in the module.
+    replacement: our function, as MODULE:FUNCTION.
+    needs: the parameters that verl's function must have.
+    at_construction: whether it is extended when a trainer or its buffer is made, and for that
+        instance alone; else as soon as verl has imported the module.
+    only_for: what needs it, and what to do without it; gdpo itself does not need it then.
+    table: one of `TABLES`.
+    """
 
-    @property
-    def path(self) -> str:
-        """NAME or CLASS.NAME."""
-        return self.name.partition("(")[0]
+    module: str
+    path: str
+    replacement: str = ""
+    needs: tuple[str, ...] = ()
+    at_construction: bool = False
+    only_for: str = ""
+    table: str = "core"
 
     @property
     def is_required(self) -> bool:
@@ -52,7 +66,8 @@ class Extension:
     @property
     def symbol(self) -> str:
         """The name as messages give it."""
-        return f"{self.module}:{self.name}"
+        parameters = f"({','.join(self.needs)})" if self.needs else ""
+        return f"{self.module}:{self.path}{parameters}"
 
     def is_missing(self) -> bool:
         """Return whether the installed verl lacks the name or one of the parameters."""
@@ -63,28 +78,15 @@ class Extension:
 
     def is_missing_in(self, module: ModuleType) -> bool:
         """Return whether this module lacks the name or one of the parameters."""
-        parameters = self.name.removesuffix(")").partition("(")[2]
         try:
-            value = getattr(*_place(module, self.path))
-            known = {*inspect.signature(value).parameters} if parameters else set()
+            owner, name = _place(module, self.path)
+            value = getattr(owner, name)
+            if not self.needs:
+                return False
+            parameters = inspect.signature(value).parameters
         except (AttributeError, TypeError, ValueError):
             return True
-        return bool(parameters) and not {*parameters.split(",")} <= known
-
-
-def extensions(
-    table: Mapping[str, Mapping[str, str]],
-    room: str = "hooks",
-    *,
-    at_construction: bool = False,
-    only_for: str = "",
-) -> tuple[Extension, ...]:
-    """Return the rows of a table {module: {name: replacement, a MODULE:FUNCTION of the room}}."""
-    return tuple(
-        Extension(module, name, ours and f"{room}.{ours}", at_construction, only_for)
-        for module, rows in table.items()
-        for name, ours in rows.items()
-    )
+        return any(name not in parameters for name in self.needs)
 
 
 def say_what_is_missing(missing: Iterable[Extension], on_missing: Function = refuse) -> None:
@@ -102,9 +104,14 @@ def say_what_is_missing(missing: Iterable[Extension], on_missing: Function = ref
 def _place(module: Any, path: str) -> tuple[Any, str]:
     """Return (owner, name); of an actor class of Ray, the owner is the class that Ray sends."""
     *owners, name = path.split(".")
-    owner = functools.reduce(getattr, owners, module)
-    return getattr(getattr(owner, "__ray_metadata__", None), "modified_class", owner), name
+    owner = module
+    for each in owners:
+        owner = getattr(owner, each)
+    metadata = getattr(owner, "__ray_metadata__", None)
+    return getattr(metadata, "modified_class", owner), name
 
+
+# --- putting ours in the place of verl's ----------------------------------------------------------
 
 table: list[Extension] = []  # what `extend_when_imported` was called with
 
@@ -115,14 +122,15 @@ def extend_when_imported(extensions: Iterable[Extension], on_missing: Function =
     Args:
         on_missing: called with one line for each module that lacks names which gdpo needs.
     """
-    added = [*extensions]
-    table.extend(added)
+    of_module: dict[str, list[Extension]] = {}
+    for extension in extensions:
+        table.append(extension)
+        of_module.setdefault(extension.module, []).append(extension)
 
     def extend(module: ModuleType) -> None:
-        extensions = [each for each in added if each.module == module.__name__]
-        extend_module(module, extensions, on_missing)
+        extend_module(module, of_module[module.__name__], on_missing)
 
-    for name in dict.fromkeys(each.module for each in added):
+    for name in of_module:
         wrapt.register_post_import_hook(extend, name)
 
 
@@ -130,13 +138,14 @@ def extend_module(
     module: ModuleType, extensions: Iterable[Extension], on_missing: Function = refuse
 ) -> None:
     """Put our functions into a module and its classes; verl's stays where a name is missing."""
-    extensions = list(extensions)
-    missing = [each for each in extensions if each.is_missing_in(module)]
-    say_what_is_missing(missing, on_missing)
+    missing = []
     for extension in extensions:
-        is_due = extension.replacement and not extension.at_construction
-        if is_due and extension not in missing:
-            _replace(*_place(module, extension.path), extension)
+        if extension.is_missing_in(module):
+            missing.append(extension)
+        elif extension.replacement and not extension.at_construction:
+            owner, name = _place(module, extension.path)
+            _replace(owner, name, extension)
+    say_what_is_missing(missing, on_missing)
 
 
 def extend_instance(instance: Any, kind: str, record: Any) -> None:
@@ -144,10 +153,13 @@ def extend_instance(instance: Any, kind: str, record: Any) -> None:
     attach(instance, record)
     for extension in table:
         owner, _, name = extension.path.partition(".")
-        if extension.at_construction and owner == kind:
-            has_it = (each for each in type(instance).__mro__ if name in vars(each))
-            if (definer := next(has_it, None)) is not None:
-                _replace(definer, name, extension)
+        if not extension.at_construction or owner != kind:
+            continue
+        # The class that has the method may be verl's or a user's.
+        for each in type(instance).__mro__:
+            if name in vars(each):
+                _replace(each, name, extension)
+                break
 
 
 def attach(instance: Any, record: Any) -> None:
@@ -161,19 +173,49 @@ def record_of(instance: Any) -> Any:
 
 
 def _replace(owner: Any, name: str, extension: Extension) -> None:
-    original = layer = getattr(owner, name)
-    room = extension.replacement.partition(".")[0]
-    while hasattr(layer, "verl_gdpo_extension"):  # one of each room, as of hooks and of cpu
-        if layer.verl_gdpo_extension.replacement.partition(".")[0] == room:
-            return
-        layer = layer.__wrapped__
+    """Put ours in the place of a function of a module or a class, once for each table."""
+    current = getattr(owner, name)
+    if extension.table in _tables_of(current):
+        return
+    # What of ours is called after this one: it stays below.
+    above = []
+    original = current
+    while _is_stand_in(original) and _comes_before(original.verl_gdpo_extension, extension):
+        above.append(original.verl_gdpo_extension)
+        original = original.__wrapped__
     stand_in = _standing_for(original, extension)
+    for each in reversed(above):
+        stand_in = _standing_for(stand_in, each)
     setattr(owner, name, stand_in)
-    # modules of `VERL_USE_EXTERNAL_MODULES` are loaded before us, and may have imported verl's
-    is_defined_there = original.__module__ == getattr(owner, "__name__", "")
-    for module in [*sys.modules.values()] if is_defined_there else ():
-        if getattr(module, "__dict__", {}).get(name) is original:
+    # Modules of `VERL_USE_EXTERNAL_MODULES` are loaded before us, and may have imported verl's.
+    if current.__module__ != getattr(owner, "__name__", ""):
+        return
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is current:
             setattr(module, name, stand_in)
+
+
+def _tables_of(function: Any) -> set[str]:
+    """Return the tables of which a function has ours already, below whatever stands around it."""
+    tables = set()
+    while hasattr(function, "verl_gdpo_extension"):
+        tables.add(function.verl_gdpo_extension.table)
+        function = function.__wrapped__
+    return tables
+
+
+def _is_stand_in(function: Any) -> bool:
+    """Return whether it is of `_standing_for`, and not a wrapper of a user's that looks like it.
+
+    `functools.wraps` copies our attribute onto such a wrapper.
+    """
+    code = getattr(function, "__code__", None)
+    has_extension = hasattr(function, "verl_gdpo_extension")
+    return has_extension and getattr(code, "co_filename", None) == __file__
+
+
+def _comes_before(one: Extension, other: Extension) -> bool:
+    return TABLES.index(one.table) < TABLES.index(other.table)
 
 
 def _standing_for(original: Function, extension: Extension) -> Function:
@@ -198,21 +240,26 @@ def _standing_for(original: Function, extension: Extension) -> Function:
     return stand_in  # type: ignore[no-any-return]
 
 
+# --- calling ours ---------------------------------------------------------------------------------
+
+
 @contextmanager
 def _turn(extension: Extension, args: tuple[Any, ...]) -> Iterator[Function]:
     """Yield our function, or one that calls verl's: without a record, and within the same call."""
     if not extension.at_construction:
         yield load(extension.replacement, extension.is_required)
         return
-    record, name = record_of(args[0]), extension.path.rpartition(".")[2]
-    if record is None or name in record.busy:
+    record = record_of(args[0])
+    method = extension.path.rpartition(".")[2]
+    call = (extension.table, method)
+    if record is None or call in record.busy:
         yield call_original
         return
-    record.busy.add(name)
+    record.busy.add(call)
     try:
         yield load(extension.replacement, extension.is_required)
     finally:
-        record.busy.discard(name)
+        record.busy.discard(call)
 
 
 def call_original(original: Function, *args: Any, **kwargs: Any) -> Any:
@@ -221,10 +268,14 @@ def call_original(original: Function, *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def load(replacement: str, is_required: bool = True) -> Function:
-    """Import a function of ours; if that fails, say why once, and refuse gdpo if it is required."""
+    """Import a function of ours; if that fails, say why once, and refuse gdpo if it is required.
+
+    Args:
+        replacement: MODULE:FUNCTION.
+    """
     module, _, name = replacement.partition(":")
     try:
-        function: Function = getattr(importlib.import_module(f"verl_gdpo.{module}"), name)
+        function: Function = getattr(importlib.import_module(module), name)
     except Exception as error:  # verl must keep working for users who do not use gdpo
         reason = f"{module}: {type(error).__name__}: {error}"
         if is_required:

@@ -37,7 +37,6 @@ from verl_gdpo.hooks.rollout_guard import naming_the_dead
 from verl_gdpo.hooks.step import NO_REWARDS, AdvantageStep, TokenAdvantages, fitting
 from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.scoring.function_list import refuse_without_v1
-from verl_gdpo.tools.run.resumed import check_before_load
 
 KEYS = "gdpo_keys"  # the column with the keys of the rows, in the form of V1's
 METRICS_KEY = "gdpo_metrics"  # the key in `meta_info`
@@ -57,10 +56,8 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
 
 
 def create_dataloader(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Extend the trainer, and check the checkpoint that it will load, and its rows."""
+    """Extend the trainer, and check its rows."""
     record = extend(self, self.config)
-    if record is not None:
-        check_before_load(self.config)
     if record is not None and not hasattr(self, "_dump_executor"):  # of one_step_off_policy
         self._init_dump_executor()
     result = original(self, *args, **kwargs)

@@ -38,7 +38,7 @@ from verl_gdpo.algorithm.values import (
 )
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
-from verl_gdpo.hooks.gates import raise_refusals
+from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.shared_limits import counter_of_run
 from verl_gdpo.scoring.function_list import OF_GROUP, algorithm_of, is_limited
 from verl_gdpo.scoring.limits import Limiter, check_limits

@@ -297,7 +297,7 @@ def compute_in_step(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Stay out of the way of a V1 trainer, which has opened a step."""
     if current_step() is not None:
         return original(*args, **kwargs)
-    return load("hooks.legacy:compute_in_step")(original, *args, **kwargs)
+    return load("verl_gdpo.hooks.legacy:compute_in_step")(original, *args, **kwargs)
 
 
 def compute_gdpo(

@@ -48,7 +48,7 @@ from verl_gdpo.hooks.configuration import (
     warn_once,
 )
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
-from verl_gdpo.hooks.gates import raise_refusals
+from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
 from verl_gdpo.hooks.rollout_guard import (
     RolloutGuard,
@@ -59,7 +59,6 @@ from verl_gdpo.hooks.rollout_guard import (
 from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.scoring.function_list import check_sources
 from verl_gdpo.tasks import check_ground_truths
-from verl_gdpo.tools.run.resumed import check_before_load
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -199,11 +198,7 @@ def set_up(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def init_dataloader(original: Function, self: Any) -> None:
-    """Check the checkpoint and the rows before a model is loaded.
-
-    A script with a `main` of its own has no `run_ppo` that would have looked at the checkpoint.
-    """
-    check_before_load(self.config)
+    """Check the rows before a model is loaded."""
     original(self)
     record_of(self).check_rows(self)
 

@@ -26,18 +26,16 @@ from typing import Any
 import verl
 from omegaconf import OmegaConf
 
-from verl_gdpo.hooks import verl_keys
+from verl_gdpo.hooks import run_keys, verl_keys
 from verl_gdpo.scoring import function_list, limits
-from verl_gdpo.tools.run import end_conditions, resume
 
 VERL_VERSION: str = verl.__version__
 OWN = "own_keys"
 OUR_KEYS: Mapping[str, tuple[str, ...]] = {
-    # those of the recipes too
-    "": (OWN, resume.ALLOW, "arm", "data_dir", "recipes", "run_dir", "seed"),
+    "": (OWN, run_keys.ALLOW_CHANGE, *run_keys.OF_RECIPES),
     "algorithm": ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights"),
     "reward": (function_list.KEY.removeprefix("reward."), "reward_kwargs", *limits.KEYS),
-    "trainer": (end_conditions.KEY,),
+    "trainer": (run_keys.HANG_MINUTES,),
 }
 # How much of two names has to be equal (the ratio of difflib) for one to be a misspelling of the
 # other. `gdop` and `gdpo` have .75. Beside verl's blocks, users have blocks of their own.

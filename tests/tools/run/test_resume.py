@@ -13,13 +13,19 @@ from repository import REPO
 from saved_checkpoint import save_checkpoint
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+from verls_run import run_with_plugins
 
-from verl_gdpo.hooks import driver, legacy, trainer
-from verl_gdpo.hooks.driver import recorded_start
+from verl_gdpo.hooks.extend import attach
 from verl_gdpo.tools.compose import compose_config
 from verl_gdpo.tools.run.checkpoints import TRACKER
+from verl_gdpo.tools.run.record import recorded_start
 from verl_gdpo.tools.run.resume import arguments
-from verl_gdpo.tools.run.resumed import SAVED_BEFORE, load_and_count, mend_tracker
+from verl_gdpo.tools.run.resumed import (
+    SAVED_BEFORE,
+    check_and_load_rows,
+    load_and_count,
+    mend_tracker,
+)
 from verl_gdpo.tools.run.starts import starts_of
 
 GRPO = "algorithm.adv_estimator=grpo"
@@ -71,8 +77,8 @@ def plain(*overrides):
     return OmegaConf.merge(SETTINGS, place, OmegaConf.from_dotlist([*overrides]))
 
 
-def start(config, is_ours=True):
-    with recorded_start(config, is_ours=is_ours):
+def start(config, is_recorded=True):
+    with recorded_start(config, is_recorded=is_recorded):
         pass
 
 
@@ -181,7 +187,7 @@ def test_a_run_without_a_manifest_goes_on_with_a_warning(capsys):
 
 def test_how_it_ended():
     start(recipe())
-    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_recorded=True):
         raise ZeroDivisionError("first line\nlast line")
     ends = [one.end["why"] for one in starts_of(Path("run"))]
     assert ends == ["finished", "ZeroDivisionError: last line"]
@@ -189,10 +195,10 @@ def test_how_it_ended():
 
 def test_what_ended_a_run_is_worth_more_than_what_became_of_its_folder():
     """Whether it was damaged meanwhile, or deleted."""
-    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_recorded=True):
         Path("run/starts/1/start.yaml").write_text("a: [")
         raise ZeroDivisionError("the reason")
-    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_ours=True):
+    with pytest.raises(ZeroDivisionError), recorded_start(recipe(), is_recorded=True):
         shutil.rmtree("run")
         raise ZeroDivisionError("the reason")
 
@@ -206,14 +212,14 @@ def test_a_folder_that_cannot_be_written_is_said(capsys):
 def test_a_run_that_is_not_ours_is_left_alone():
     others = OmegaConf.create({"run_dir": {"root": "x"}, "allow_change": "mine"})
     config = OmegaConf.merge(plain("algorithm.adv_estimator=grpo"), others)
-    start(config, is_ours=False)
+    start(config, is_recorded=False)
     assert (config.allow_change, config.run_dir.root) == ("mine", "x")
-    start(plain("algorithm.adv_estimator=grpo"), is_ours=False)
+    start(plain("algorithm.adv_estimator=grpo"), is_recorded=False)
     assert not Path("checkpoints").exists()
     start(plain("algorithm.adv_estimator=gdpo"))
     saved("checkpoints/project/name")
     with pytest.raises(ValueError, match=r"'gdpo' -> 'grpo'"):
-        start(plain("algorithm.adv_estimator=grpo"), is_ours=False)
+        start(plain("algorithm.adv_estimator=grpo"), is_recorded=False)
 
 
 def test_a_resume_goes_on_in_the_same_run_of_wandb(monkeypatch):
@@ -245,7 +251,7 @@ def trained(config, flash_attn, monkeypatch):
     """A start as verl's main module makes it; the attention that the training is given."""
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn") if flash_attn else None)
     given = []
-    driver.check_and_run(lambda config, task_runner_class: given.append(config), config)
+    run_with_plugins(lambda config, task_runner_class: given.append(config), config)
     return OmegaConf.select(given[0], ATTENTION)
 
 
@@ -354,13 +360,14 @@ def test_a_named_checkpoint_may_be_without_the_place_in_the_rows():
         start(recipe())
 
 
-@pytest.mark.parametrize("check", [trainer.init_dataloader, legacy.create_dataloader])
-def test_a_script_without_run_ppo_is_refused_by_the_trainer(check, monkeypatch):
-    """Before the model is loaded."""
+def test_a_script_without_run_ppo_is_refused_by_the_trainer():
+    """Before the model is loaded, if the trainer is one with gdpo."""
     (saved() / OPTIMIZER).write_bytes(b"")
-    monkeypatch.setattr(legacy, "extend", lambda self, config: object())
+    trainer = SimpleNamespace(config=recipe())
+    assert check_and_load_rows(lambda self: "rows", trainer) == "rows"
+    attach(trainer, object())
     with pytest.raises(ValueError, match=rf"{OPTIMIZER} is empty"):
-        check(pytest.fail, SimpleNamespace(config=recipe()))
+        check_and_load_rows(pytest.fail, trainer)
 
 
 KEPT = "trainer.max_actor_ckpt_to_keep"

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 from verl.utils.tracking import Tracking
+from verls_run import run_with_plugins
 
-from verl_gdpo.hooks.driver import check_and_run
 from verl_gdpo.terminal import render
 from verl_gdpo.tools.run_folder import folder as run_folder
 from verl_gdpo.tools.run_folder.folder import (
@@ -196,7 +196,8 @@ def test_a_run_by_hand_of_our_recipe_leaves_its_metrics_in_run_dir(tmp_path, no_
     def run_ppo(config, **_):
         environments.append(config.ray_kwargs.ray_init.runtime_env.env_vars)
 
-    check_and_run(run_ppo, compose_config(REPO / "recipes", "train", [f"run_dir={tmp_path}/run"]))
+    config = compose_config(REPO / "recipes", "train", [f"run_dir={tmp_path}/run"])
+    run_with_plugins(run_ppo, config)
     file = f"{tmp_path}/run/metrics/1.jsonl"
     assert os.environ["VERL_FILE_LOGGER_PATH"] == file
     assert environments[0]["VERL_FILE_LOGGER_PATH"] == file

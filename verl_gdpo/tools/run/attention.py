@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf, flag_override, open_dict
 
 from verl_gdpo.hooks.extend import Function
-from verl_gdpo.hooks.gates import names_gdpo
+from verl_gdpo.hooks.refusal import names_gdpo
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from verl_gdpo.hooks.run_keys import HANG_MINUTES, hang_seconds
 from verl_gdpo.tools.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.stacks import SIGNAL, files_of
@@ -32,7 +33,7 @@ POLL_SECONDS = 0.2
 FAILED_EXIT = 1
 CHECK_REFUSES = (1, 2)  # problems, or a wrong option: it has printed which
 HANG_FILE = "hang.txt"  # in the folder of a run that hung
-KEY, MINUTES = "hang_minutes", 30.0
+MINUTES = 30.0  # of `trainer.hang_minutes`, where nothing is said
 FIRST_SECONDS = 7200.0  # an update of long answers on few GPUs takes more than an hour
 LONGEST_FACTOR = 5  # a step may take this many times the longest so far
 UPDATE, VALIDATION = "timing_s/update_actor", "timing_s/testing"
@@ -74,17 +75,6 @@ class Stopped(BaseException):
         self.end = end
 
 
-def floor_seconds(minutes: Any) -> float:
-    """Return a value of `trainer.hang_minutes` in seconds.
-
-    Raises:
-        ValueError: it is something else than a number of minutes.
-    """
-    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not minutes >= 0:
-        raise ValueError(f"trainer.{KEY}={minutes!r}: expected minutes, such as 30, or 0 for none")
-    return 60.0 * minutes
-
-
 class HangWatch:
     """Counts how long the metrics file of a run has had no new line.
 
@@ -107,10 +97,10 @@ class HangWatch:
         trainer: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        minutes = trainer.get(KEY, MINUTES)
+        minutes = trainer.get(HANG_MINUTES, MINUTES)
         if str(minutes).startswith("${"):  # the environment of the run knows it
             minutes = MINUTES
-        self.floor = floor_seconds(minutes)
+        self.floor = hang_seconds(minutes)
         if "file" not in (trainer.get("logger") or ()):  # then no line ever comes
             self.floor = 0.0
         self.silence = 0.0

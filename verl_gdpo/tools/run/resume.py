@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from verl_gdpo.hooks.run_keys import ALLOW_CHANGE
 from verl_gdpo.tools.run.checkpoints import whole_checkpoint
 from verl_gdpo.tools.run.starts import COMPOSED, FileStates, RecordedStart, StartManifest, maker_of
 
@@ -34,7 +35,6 @@ NAMES_FILES = ("path", "files")
 # the optimizers, and their keys that name the kind of a schedule
 OPTIMIZERS = ("actor_rollout_ref.actor.optim", "critic.optim")
 SCHEDULES = ("lr_scheduler_type", "warmup_style", "lr_decay_style", "weight_decay_incr_style")
-ALLOW = "allow_change"  # a key of ours: the keys whose change is wanted
 LISTED = 8  # changes in a message
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
@@ -129,7 +129,7 @@ def refusal(changed: Mapping[str, list[Any]], allowed: Iterable[str]) -> str:
         return ""
     return (
         f"{listed(refused)}. A change that is wanted all the same needs "
-        f"'+{ALLOW}=[{','.join(refused)}]' in a command of verl, or "
+        f"'+{ALLOW_CHANGE}=[{','.join(refused)}]' in a command of verl, or "
         f"{' '.join(f'--allow-change {key}' for key in refused)} in one of run.sh"
     )
 

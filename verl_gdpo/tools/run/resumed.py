@@ -17,8 +17,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.hooks.extend import Function
-from verl_gdpo.hooks.gates import warn
+from verl_gdpo.hooks.extend import Function, record_of
+from verl_gdpo.hooks.refusal import warn
 from verl_gdpo.tools.run import checkpoints
 
 # {"actor": [folders that were saved before, the oldest first], "critic": [...]}, as JSON, in the
@@ -67,6 +67,16 @@ def check_before_load(config: Any) -> None:
             f"trainer.resume_from_path={checkpoint.parent}/global_step_{steps[-1]}"
         )
     raise ValueError(f"trainer.resume_from_path={checkpoint}: {fault}; {advice}")
+
+
+def check_and_load_rows(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check the checkpoint that a trainer with gdpo will load, before a model is loaded.
+
+    A script with a `main` of its own has no `run_ppo` that would have looked at it.
+    """
+    if record_of(self) is not None:
+        check_before_load(self.config)
+    return original(self, *args, **kwargs)
 
 
 def mend_tracker(folder: Path) -> None:
