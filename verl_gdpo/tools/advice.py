@@ -192,8 +192,10 @@ def describe(evidence: Evidence, config: Any = None) -> Description:
         keeps = "With these weights, each reward has under GDPO the share that it has under GRPO:"
     columns = evidence.ranges.items(), *map(_shares, evidence.updates)
     rows = [[name, f"{size:.3g}", *of] for (name, size), *of in zip(*columns, strict=True)]
-    rubric = "A rubric counts here as one reward; GDPO normalises each of its criteria."
-    sentences = [*[rubric] * evidence.has_rubric, orders, keeps]
+    sentences = [orders, keeps]
+    if evidence.has_rubric:
+        rubric = "A rubric counts here as one reward; GDPO normalises each of its criteria."
+        sentences.insert(0, rubric)
     return Description(rows, sentences, _override(evidence, weights_K, config))
 
 

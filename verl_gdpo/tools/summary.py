@@ -94,8 +94,9 @@ def as_text(source: str) -> int:
             _print_start(recorded)
     except ValueError as error:  # a manifest is damaged
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
-    for label, path in parts.items() if is_ours else ():
-        print(f"{label:<14} {path if path and path.exists() else 'none'}")
+    if is_ours:
+        for label, path in parts.items():
+            print(f"{label:<14} {path if path and path.exists() else 'none'}")
     return 0
 
 

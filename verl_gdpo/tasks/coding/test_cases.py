@@ -195,7 +195,9 @@ def _literal(node: ast.expr) -> Any:
         raise LeftOut("an argument or result that is no literal") from None
     try:
         for part in ast.walk(node):
-            for key in part.keys if isinstance(part, ast.Dict) else ():
+            if not isinstance(part, ast.Dict):
+                continue
+            for key in part.keys:
                 if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
                     raise ValueError("the keys of an object are texts")
         return json.loads(json.dumps(value, allow_nan=False))

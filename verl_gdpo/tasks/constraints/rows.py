@@ -39,7 +39,8 @@ OPENERS = {"prose": PROSE, "bullets": "Make a list about {}.", "json": "Describe
 def phrase_of(name: str, value: Any) -> str:
     """Return the sentence of a prompt that asks for a constraint."""
     if name == "keyword":
-        return f"Use the word{'s' * (len(value) > 1)} {_quoted(value)}."
+        noun = "word" if len(value) == 1 else "words"
+        return f"Use the {noun} {_quoted(value)}."
     if name == "case":
         return f"Write in {'lower case' if value == 'lower' else 'CAPITAL LETTERS'} only."
     if name == "ending":

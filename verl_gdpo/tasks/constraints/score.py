@@ -195,8 +195,10 @@ def _good_response(ground_truth: str) -> str:
         return json.dumps(dict.fromkeys(asked["json"], " ".join(words) or "so"))
     low = {name: asked.get(name, [1])[0] for name in COUNTS}
     parts = max(low["sentences"], low["bullets"])
-    words += ["so"] * (max(low["words"], parts) - len(words))
-    pieces = [*words[: parts - 1], " ".join(words[parts - 1 :])]
+    while len(words) < max(low["words"], parts):
+        words.append("so")
+    pieces = words[: parts - 1]
+    pieces.append(" ".join(words[parts - 1 :]))  # the last one has all other words
     text = "\n* ".join(["", *pieces]) if "bullets" in asked else ". ".join(pieces)
     text = f"{text} {asked.get('ending', '')}".strip()
     return {"lower": text.lower(), "upper": text.upper()}.get(asked.get("case", ""), text)

@@ -35,7 +35,8 @@ def _row_of_problem(item: Any, *_: Any) -> Row:
     require(isinstance(problem, str) and bool(problem.strip()), "problem", problem, "some text")
     for name in PARTS_OF_THE_PROBLEM:
         require(not item.get(name), name, item.get(name), "null: it is not read")
-    texts = [_text_of(one) for one in (value if isinstance(value, list) else [value])]
+    values = value if isinstance(value, list) else [value]
+    texts = [_text_of(one) for one in values]
     require(None not in texts, "answer", value, "a text, a finite number, or a list of them")
     try:
         answer = _one_of([text for text in texts if text])

@@ -71,8 +71,11 @@ def compare(training: PromptReader, validation: PromptReader) -> Overlap:
     del every
     places, sizes = defaultdict(list), {}
     for number, triples in sample.items():
-        sizes[number] = len(triples - common)
-        for triple in triples - common if sizes[number] >= LEAST else ():
+        rare = triples - common
+        sizes[number] = len(rare)
+        if len(rare) < LEAST:
+            continue
+        for triple in rare:
             places[triple].append(number)
     keys = [_key_of(prompt) for prompt in validation.read(1)]
     first: dict[int, int | None] = dict.fromkeys(keys)
@@ -81,8 +84,10 @@ def compare(training: PromptReader, validation: PromptReader) -> Overlap:
         if first.get(key := _key_of(prompt), row) is None:
             first[key] = row
         triples = _triples_of(prompt) - common
+        if len(triples) < LEAST:
+            continue
         shared = Counter(chain.from_iterable(places.get(t, ()) for t in triples))
-        for number, count in shared.items() if len(triples) >= LEAST else ():
+        for number, count in shared.items():
             if count >= max(SHARED, ALIKE * (len(triples) + sizes[number] - count)):
                 near.setdefault(number, row)
     asked = ((number, first[key]) for number, key in enumerate(keys))

@@ -147,8 +147,11 @@ def _conditions(pid: int, has_writable: bool) -> Mapping[str, list[tuple[int, in
     """Of each call, what holds of its arguments: (which one, mask, values)."""
     # Landlock before version 3 lets truncate what is opened for reading, or for neither
     may_write = (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
-    how = os.O_ACCMODE | os.O_TRUNC if has_writable else os.O_ACCMODE | os.O_TRUNC | os.O_CREAT
-    opened = (how, (os.O_RDONLY, *(may_write if has_writable else ())))
+    opened: tuple[int, tuple[int, ...]]
+    if has_writable:
+        opened = (os.O_ACCMODE | os.O_TRUNC, (os.O_RDONLY, *may_write))
+    else:
+        opened = (os.O_ACCMODE | os.O_TRUNC | os.O_CREAT, (os.O_RDONLY,))
     whole = 0xFFFFFFFF  # all that Linux looks at
     return {
         "open": [(1, *opened)],

@@ -97,8 +97,10 @@ def confinements(allow_weak: bool = False) -> Iterator[Confinement]:
 
 def advice() -> str:
     """What a person can do for a better sandbox than this machine has."""
-    bwrap = BWRAP_FAILS if shutil.which("bwrap") else NO_BWRAP
-    return ". ".join([bwrap, *([] if landlock_version() else [NO_LANDLOCK])])
+    sentences = [BWRAP_FAILS if shutil.which("bwrap") else NO_BWRAP]
+    if not landlock_version():
+        sentences.append(NO_LANDLOCK)
+    return ". ".join(sentences)
 
 
 def can_change_user() -> bool:

@@ -49,7 +49,9 @@ class Output:
         self._kept: list[str] = []
 
     def say(self, remarks: Texts, is_warning: bool = False) -> None:
-        for text in [remarks] if isinstance(remarks, str) else remarks or []:
+        if isinstance(remarks, str):
+            remarks = [remarks]
+        for text in remarks or ():
             self.show(wrapped(text, "check: ", " " * 7), is_warning)
 
     def show(self, text: str, is_warning: bool = False) -> None:
@@ -74,7 +76,8 @@ class Output:
         self.problems += self.ask(question, *arguments) or []
 
     def finish(self) -> None:
-        for text in self._kept if self.problems else ["check: no problem found"]:
+        last = self._kept if self.problems else ["check: no problem found"]
+        for text in last:
             print(text, file=self.out, flush=True)
 
 

@@ -177,7 +177,9 @@ def unknown_names(config: Any) -> list[str]:
     # the file of `agent_loop_config_path` names more
     has_loops = config.actor_rollout_ref.rollout.agent.get("agent_loop_config_path")
     problems = []
-    for key in NAMED if not has_loops else (k for k in NAMED if not k.endswith("agent_loop")):
+    for key in NAMED:
+        if has_loops and key.endswith("agent_loop"):
+            continue
         value, known = OmegaConf.select(config, key), verl_questions.known_names(key)
         names = map(str, value if isinstance(value, ListConfig) else [value])
         problems += [

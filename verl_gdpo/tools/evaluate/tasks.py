@@ -73,7 +73,9 @@ def _files(options: Namespace, task: Task) -> list[Path]:
             "--data FILE is needed: only a run's folder says which rows belong to it. "
             f"`verl-gdpo data {task.name} --out FOLDER` writes FOLDER/test.parquet"
         )
-    return [Path(file) for file in (files if isinstance(files, list) else [files])]
+    if not isinstance(files, list):
+        files = [files]
+    return [Path(file) for file in files]
 
 
 def _rows(path: Path, task: Task) -> Iterator[Mapping[str, Any]]:

@@ -37,7 +37,8 @@ COMPUTED = ("gdpo", "grpo")  # estimators
 # an arm changes how rewards are normalised; these keys of `gdpo` keep their values from the run
 KEPT_BY_ARMS_IN_GDPO = ("rewards", "rubric_weights", "eps")
 # the keys that replay's grpo reads; its gdpo also reads everything in `algorithm.gdpo`
-READ = ("adv_estimator", "norm_adv_by_std_in_grpo", "gdpo_reward_keys", "gdpo_reward_weights")
+BY_STD = "norm_adv_by_std_in_grpo"
+READ = ("adv_estimator", BY_STD, "gdpo_reward_keys", "gdpo_reward_weights")
 OF_SUM = ("rewards", "rubric_weights")
 READ_BY_GRPO = (*(f"algorithm.{k}" for k in READ), *(f"algorithm.gdpo.{k}" for k in OF_SUM))
 READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS))
@@ -63,12 +64,16 @@ class Arm:
         """Return the arm `name` of the recipes, with rewards, weights, conditions and eps kept."""
         if name not in ARMS:
             raise ValueError(f"--arm {name}: unknown{hint(name, [*ARMS])}")
-        block, arm = self.algorithm.get("gdpo") or {}, ARMS[name]
-        kept = {key: value for key, value in self.algorithm.items() if key not in ("gdpo", READ[1])}
+        block = self.algorithm.get("gdpo") or {}
+        arm = ARMS[name]
+        kept = dict(self.algorithm)
+        kept.pop("gdpo", None)
+        kept.pop(BY_STD, None)
         kept_in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
         if block.get("dialect"):
             kept_in_gdpo["eps"] = self.settings.eps
-        algorithm = {**kept, READ[1]: True, **arm, "gdpo": {**kept_in_gdpo, **arm.get("gdpo", {})}}
+        of_gdpo = {**kept_in_gdpo, **arm.get("gdpo", {})}
+        algorithm = {**kept, BY_STD: True, **arm, "gdpo": of_gdpo}
         return replace(self, name=name, algorithm=algorithm)
 
     def changed(self, name: str, overrides: Sequence[str]) -> "Arm":

@@ -193,8 +193,9 @@ class Replay:
         report = StepReport(number, columns)
         self.steps.append(report)
         counted = [rows[row] for row in rows_B.tolist()]
-        for row in counted if self.scorer else ():
-            self.rescored.add(row)
+        if self.scorer:
+            for row in counted:
+                self.rescored.add(row)
         self._keep_groups(report, counted, group_B)
 
     def _reference(self, step: ReplayedStep) -> Floats:
@@ -227,7 +228,9 @@ class Replay:
                 np.split(order, size_G.cumsum()[:-1]), *distance_G, strict=True
             )
         ]
-        for name in names if self.top else []:
+        if not self.top:
+            return
+        for name in names:
             apart = [group for group in groups if group.distance[name] > SAME_STD]
             known = [*self.most_different.get(name, []), *apart]
             known.sort(key=lambda group: -group.distance[name])

@@ -173,7 +173,11 @@ def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1)
     Quartiles of a few runs would say more than is known.
     """
     is_band = len(arm.runs) >= FEWEST_FOR_BAND
-    for part in [arm] if is_band else [RunsOfArm(arm.name, [run]) for run in arm.runs]:
+    if is_band:
+        parts = [arm]
+    else:
+        parts = [RunsOfArm(arm.name, [run]) for run in arm.runs]
+    for part in parts:
         name = label if is_band or len(arm.runs) == 1 else f"{label}, {part.runs[0].name}"
         for edge, curve in over_runs(part, read, smooth).items():
             yield Line(name, [*curve], [*curve.values()], look, edge)

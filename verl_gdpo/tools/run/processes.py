@@ -213,8 +213,10 @@ def end(find: Callable[[], Iterable[psutil.Process]], segments: Iterable[Path] =
 def shared_by(processes: Iterable[psutil.Process]) -> set[Path]:
     """Return the shared memory and semaphores of Python that the processes have mapped."""
     files = [file for file in SHARED_MEMORY.glob("*") if file.name.startswith(SEGMENTS)]
+    if not files:  # as after most runs
+        return set()
     mapped = set[str]()
-    for process in processes if files else ():  # most runs have none
+    for process in processes:
         with contextlib.suppress(OSError):
             mapped.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
     segments = set[Path]()

@@ -137,8 +137,10 @@ def refusal(changed: Mapping[str, list[Any]], allowed: Iterable[str]) -> str:
 def listed(changed: Mapping[str, list[Any]]) -> str:
     """The first changes, and how many more there are."""
     texts = [f"{key}: {old!r:.80} -> {new!r:.80}" for key, (old, new, _) in changed.items()]
-    more = [f"and {len(texts) - LISTED} more"] if len(texts) > LISTED else []
-    return ", ".join([*texts[:LISTED], *more])
+    shown = texts[:LISTED]
+    if len(texts) > LISTED:
+        shown.append(f"and {len(texts) - LISTED} more")
+    return ", ".join(shown)
 
 
 def flat(configuration: Mapping[str, Any]) -> dict[str, Any]:

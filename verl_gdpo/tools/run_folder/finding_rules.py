@@ -189,11 +189,12 @@ def constant_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Sy
         varies = levels[f"{name}/varies"].mean()
         top = level.low + AT_BOUND * (level.high - level.low)
         is_reached = of_one.get("at_high", float(mean > top)) > AT_BOUND
+        verdict = "is reached, and trains nothing" if is_reached else "trains nothing"
         yield Symptom(
             f"constant {name}",
             varies + SURE_OF_CONSTANT * levels[f"{name}/varies"].error(varies) < CONSTANT,
             f"{name} is {mean:.3g} and differs in {varies:.1%} of the groups of {LONG} "
-            f"steps: it {'is reached, and ' * is_reached}trains nothing",
+            f"steps: it {verdict}",
             "If it is solved, end its weight by a schedule, or use harder prompts. Else look at "
             "its scorer, or use easier prompts, a supervised start, or more samples of a prompt",
         )
@@ -207,7 +208,9 @@ def ignored_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Sym
         if math.isfinite(of_one.get("varies", math.nan) + of_one.get("share", math.nan))
     }
     total = sum(differs.values())
-    for name in differs if total > 0 else ():
+    if total <= 0:
+        return
+    for name in differs:
         share, least = levels[f"{name}/share"], levels[f"{name}/least"]
         share.add(rewards[name]["share"])
         least.add(IGNORED * differs[name] / total)

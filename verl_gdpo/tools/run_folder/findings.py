@@ -125,7 +125,10 @@ def broken_training(values: Values, _: Rewards, levels: Levels) -> Iterator[Symp
 def no_numbers(values: Values, _rewards: Rewards, _levels: Levels) -> Iterator[Symptom]:
     """Any logged number, of training or validation, that is NaN or infinite at any step."""
     bad = sorted(name for name, value in values.items() if not math.isfinite(value))
-    names = ", ".join([*bad[:NAMED], *([f"{len(bad) - NAMED} more"] if bad[NAMED:] else [])])
+    shown = bad[:NAMED]
+    if len(bad) > NAMED:
+        shown.append(f"{len(bad) - NAMED} more")
+    names = ", ".join(shown)
     yield Symptom(
         "no number",
         bool(bad),

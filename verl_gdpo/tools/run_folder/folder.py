@@ -169,7 +169,10 @@ def config_of_run(folder: Path) -> Path | None:
     It is the one of the last start.
     """
     folder = folder.parent if folder.is_file() else folder
-    for run in (folder, folder.parent) if folder.name == "rollouts" else (folder,):
+    places = [folder]
+    if folder.name == "rollouts":
+        places.append(folder.parent)
+    for run in places:
         if recorded := manifests_in(run / STARTS):
             return recorded[-1].with_name(COMPOSED)
         for place in ("hydra/*/", "hydra/", ""):
