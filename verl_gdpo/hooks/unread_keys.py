@@ -106,10 +106,13 @@ def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
         near = _near(block, name)
         is_users = _is_below_one_of(key, users_blocks)
         if near is None:
+            # A whole block of the user's at the top is no mistake.
             if not is_users and block:
                 unknown.append(key + _similar(block, name))
             continue
-        shown = key if isinstance(value, Mapping) else f"{key}={value}"
+        shown = key
+        if not isinstance(value, Mapping):
+            shown = f"{key}={value}"
         if is_users:
             found.warnings.append(f"{shown}: neither verl nor verl-gdpo reads this key; {near}")
         elif VERL_VERSION != verl_keys.VERSION:
@@ -124,7 +127,7 @@ def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
             )
     if unknown:
         names = ", ".join(unknown)
-        keys = [key.partition(" ")[0] for key in unknown]
+        keys = [key.partition(" ")[0] for key in unknown]  # without the remarks
         found.warnings.append(
             f"neither verl {verl_keys.VERSION} nor verl-gdpo reads {names}. If code of yours does: "
             f"{_line_for(keys)}"
@@ -151,7 +154,8 @@ def _tables() -> Mapping[str, frozenset[str]]:
     # a block that is longer than a line goes on in the next ones, behind spaces
     for line in verl_keys.KEYS.strip().replace("\n  ", " ").splitlines():
         block, _, names = line.partition(":")
-        tables[block] = frozenset(names.split()).union(OUR_KEYS.get(block, ()))
+        ours = OUR_KEYS.get(block, ())
+        tables[block] = frozenset(names.split()).union(ours)
     return tables
 
 
@@ -232,7 +236,10 @@ def _blocks_of_users_code(
         # whoever registers something has imported the module
         registered = getattr(sys.modules.get(module), registry, {})
         made = registered.get(_value(configuration, key))
-        name = made["_target_"] if isinstance(made, dict) else getattr(made, "__module__", None)
+        if isinstance(made, dict):
+            name = made["_target_"]
+        else:
+            name = getattr(made, "__module__", None)
         if name and not _is_of_verl_or_ours(name):
             yield from blocks
 
@@ -257,12 +264,14 @@ def _is_of_verl_or_ours(module: str) -> bool:
 
 def _near(block: str, name: str) -> str | None:
     """Return the question which key is meant; None if no key looks as if it were meant."""
-    here = _closest(name, _tables()[block], NEAR if block else NEAR_AT_TOP)
+    ratio = NEAR if block else NEAR_AT_TOP
+    here = _closest(name, _tables()[block], ratio)
     if here is not None:
         return f"did you mean {_join(block, here)}?"
     elsewhere = _blocks_with(name)
     if block and 0 < len(elsewhere) <= FEW_BLOCKS:
-        return f"did you mean {' or '.join(_join(each, name) for each in elsewhere)}?"
+        keys = [_join(each, name) for each in elsewhere]
+        return f"did you mean {' or '.join(keys)}?"
     return None
 
 
@@ -272,14 +281,18 @@ def _similar(block: str, name: str) -> str:
     if elsewhere:
         return f" ({elsewhere[0]} and others have a key of this name)"
     here = _closest(name, _tables()[block], SIMILAR)
-    return f" (verl reads {_join(block, here)})" if here else ""
+    if here is None:
+        return ""
+    return f" (verl reads {_join(block, here)})"
 
 
 def _closest(name: str, known: Iterable[str], ratio: float) -> str | None:
     """Return the known name that is closest, without regard to case and underscores."""
     by_letters = {_letters(each): each for each in sorted(known)}
     close = difflib.get_close_matches(_letters(name), by_letters, 1, ratio)
-    return by_letters[close[0]] if close else None
+    if not close:
+        return None
+    return by_letters[close[0]]
 
 
 def _letters(name: str) -> str:
@@ -296,7 +309,9 @@ def _is_below_one_of(key: str, blocks: Iterable[str]) -> bool:
 
 
 def _join(block: str, name: str) -> str:
-    return f"{block}.{name}" if block else name
+    if not block:
+        return name
+    return f"{block}.{name}"
 
 
 def _line_for(keys: Iterable[str]) -> str:
