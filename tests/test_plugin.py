@@ -43,7 +43,7 @@ print("times", len([*unwrapped(PPOTrainer._setup)]))
 
 OURS = """light True
 same True
-estimator verl_gdpo.hooks.step
+estimator verl_gdpo.hooks.estimator
 other verl.trainer.ppo.core_algos
 manager verl_gdpo.hooks.reward_manager
 trainers verl_gdpo.hooks.trainer:construct
@@ -349,7 +349,7 @@ record_of(trainer).check_rows(trainer)
 for extension in table:
     if extension.at_construction or "compute_advantage" in extension.path:
         load(extension.replacement)
-load("verl_gdpo.hooks.step:compute_gdpo")
+load("verl_gdpo.hooks.estimator:compute_gdpo")
 print(json.dumps([early, loaded()]))
 """
 

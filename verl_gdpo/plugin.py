@@ -138,7 +138,7 @@ _WHEN_IMPORTED = (
     Extension(
         "verl.trainer.ppo.ray_trainer",
         "compute_advantage",
-        "verl_gdpo.hooks.step:compute_in_step",
+        "verl_gdpo.hooks.estimator:compute_in_step",
         needs=(
             "data",
             "adv_estimator",

@@ -10,9 +10,12 @@ import torch
 from verl_gdpo import compute_gdpo_advantage
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.rows import BatchRows
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
+from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.algorithm.variants import sa_mrpo
-from verl_gdpo.hooks.step import AdvantageStep, compute_gdpo
+from verl_gdpo.hooks import estimator
+from verl_gdpo.hooks.advantage_step import AdvantageStep
+from verl_gdpo.hooks.estimator import compute_gdpo
 
 REWARDS = [[1, 1], [1, 0], [0, 1], [0, 0], [3, 1], [3, 1], [-3, 1], [0.5, 1]]
 GROUPS = np.array(list("aaaabbbb"), dtype=object)
@@ -58,6 +61,19 @@ def test_a_column_that_only_a_condition_reads():
 def test_without_named_columns_the_message_says_what_to_do(columns, gdpo):
     with pytest.raises(RuntimeError, match=r"(?s)verl's PPOTrainer.*non_tensor_batch|'a'"):
         estimate(columns=columns, **gdpo)
+
+
+def test_a_loop_of_the_users_is_refused_too():
+    rewards = {"cost": {"when": {"reward": "right", "at_least": 1}}, "right": 1.0}
+    columns = {"right": np.array([1.0, 0.0]), "cost": np.array([-1.0, 0.0])}
+    with pytest.raises(RewardError, match=r"cost: a sample .* gets 0 .* better than -1"):
+        compute_gdpo(
+            torch.zeros(2, 1),
+            torch.ones(2, 1),
+            np.array(["u", "u"]),
+            {"gdpo": {"rewards": rewards}},
+            non_tensor_batch=columns,
+        )
 
 
 @pytest.mark.parametrize("rows", [7, 9])
@@ -132,3 +148,41 @@ def test_a_condition_that_makes_a_reward_0_widens_its_bounds(bounds, otherwise, 
     check(rewards, np.where(met, values, 0.0), gated_bounds, present_BK=present[:, None])
     # a reward on which no condition is put keeps its own
     check({"a": {"bounds": bounds}}, values, bounds)
+
+
+RANGES = {"answer": [0.0, 1.0, 1.0], "bonus": [0.05, 0.0, 0.05], "half": [0.5, 0.0, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "named"),
+    [
+        (GdpoSettings(), {}, ["bonus: range 0.05, a tenth or less of answer's 1."]),
+        # declared bounds are the range, whatever the values of the batch
+        (
+            GdpoSettings(bounds={"answer": (0, 6)}),
+            {},
+            [
+                f"{of}, a tenth or less of answer's 6."
+                for of in ("bonus: range 0.05", "half: range 0.5")
+            ],
+        ),
+        (GdpoSettings(bounds={"bonus": (0, 1)}), {}, []),
+        (GdpoSettings(), {"constant": [7.0] * 3}, ["bonus: range 0.05"]),
+        (GdpoSettings(rewards={"answer": RewardTerm(0.0), "bonus": RewardTerm()}), {}, []),
+        # these let ranges count
+        (GdpoSettings(group_norm="summed"), {}, []),
+        (GdpoSettings(normalize_by_std=False), {}, []),
+        (GdpoSettings(combine="dvao"), {}, []),
+    ],
+)
+def test_a_range_that_is_no_weight_is_logged_once(settings, more, named, caplog, monkeypatch):
+    monkeypatch.setattr(estimator, "_compared", set())
+    rows = BatchRows.from_columns(RANGES | more, ["u"] * 3)
+    for _ in range(2):
+        with AdvantageStep(settings, rows):
+            compute_gdpo(torch.zeros(3, 1), torch.ones(3, 1), ["u"] * 3, {})
+    lines = [text for text in caplog.messages if "no weight" in text]
+    assert len(lines) == len(named)
+    for text, start in zip(lines, named, strict=True):
+        assert text.startswith(f"verl-gdpo: {start}")
+        assert text.endswith("it counts as much as the others; its range is no weight")

@@ -22,9 +22,9 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import ERROR_KEY, NOTES_KEY, RewardError
+from verl_gdpo.hooks.advantage_step import AdvantageStep
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
-from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.scoring.function_list import (
     OF_GROUP,
     algorithm_of,
@@ -725,7 +725,7 @@ def test_sources_that_no_row_has(file, listed, told):
 def test_a_reward_that_a_step_lacks_is_one_line(caplog, monkeypatch):
     caplog.set_level("INFO")
     for known in ("_had", "_lacked"):  # of this process
-        monkeypatch.setattr(f"verl_gdpo.hooks.step.{known}", set())
+        monkeypatch.setattr(f"verl_gdpo.hooks.advantage_step.{known}", set())
     settings = GdpoSettings(rewards={"lacked": 1.0, "here": 1.0})
     keys = [f"u_{n}_0" for n in range(2)]
     for number, value in enumerate((None, None, 1.0, None)):

@@ -31,38 +31,43 @@ from verl_gdpo.algorithm.rows import ABSENT, BatchRows, RowKey, columns_of
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import RewardError, as_numbers_or_text, check_names
 from verl_gdpo.hooks import trainer as any_trainer
+from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
 from verl_gdpo.hooks.agent_loop import IS_OURS
+from verl_gdpo.hooks.estimator import NO_REWARDS, fitting
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.rollout_guard import naming_the_dead
-from verl_gdpo.hooks.step import NO_REWARDS, AdvantageStep, TokenAdvantages, fitting
 from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.scoring.function_list import refuse_without_v1
 
-KEYS = "gdpo_keys"  # the column with the keys of the rows, in the form of V1's
-METRICS_KEY = "gdpo_metrics"  # the key in `meta_info`
+KEYS = "gdpo_keys"  # The column with the keys of the rows, in the form of V1's.
+METRICS_KEY = "gdpo_metrics"  # Where in `meta_info` the metrics of a step wait for verl's.
 
 # --- the trainer ---------------------------------------------------------------------------------
 
 
 def extend(trainer: Any, config: Any) -> TrainerRecord | None:
     """Check the configuration, and extend the trainer; return its record, None without gdpo."""
-    record: TrainerRecord | None = record_of(trainer)
-    if record is None:
-        record = TrainerRecord.of(config)
-        if record is not None:
-            refuse_without_v1(config)
-            extend_instance(trainer, "RayPPOTrainer", record)
+    known: TrainerRecord | None = record_of(trainer)
+    # A trainer with a curriculum loads its data again.
+    if known is not None:
+        return known
+    record = TrainerRecord.of(config)
+    if record is not None:
+        refuse_without_v1(config)
+        extend_instance(trainer, "RayPPOTrainer", record)
     return record
 
 
 def create_dataloader(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Extend the trainer, and check its rows."""
     record = extend(self, self.config)
-    if record is not None and not hasattr(self, "_dump_executor"):  # of one_step_off_policy
+    if record is None:
+        return original(self, *args, **kwargs)
+    # The trainer of one_step_off_policy makes no executor, and verl's dumps need one.
+    if not hasattr(self, "_dump_executor"):
         self._init_dump_executor()
     result = original(self, *args, **kwargs)
-    if record is not None:
-        record.check_rows(self)
+    record.check_rows(self)
     return result
 
 
@@ -70,7 +75,10 @@ def fit(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Let verl's functions know the trainer, and name an actor that died."""
     with _fitting(self):
         result = original(self, *args, **kwargs)
-    return _wait(self, result) if inspect.isawaitable(result) else result
+    # After a decorator, a coroutine function may not look like one. Its result does.
+    if inspect.isawaitable(result):
+        return _wait(self, result)
+    return result
 
 
 async def _wait(trainer: Any, result: Awaitable[Any]) -> Any:
@@ -84,6 +92,7 @@ async def _wait(trainer: Any, result: Awaitable[Any]) -> Any:
 
 @contextmanager
 def _fitting(trainer: Any) -> Iterator[None]:
+    """Let verl's functions know the trainer in this context, and name an actor that died."""
     token = fitting.set(trainer)
     try:
         with naming_the_dead(trainer):
@@ -95,6 +104,7 @@ def _fitting(trainer: Any) -> Iterator[None]:
 def get_gen_batch(original: Function, self: Any, batch: Any) -> Any:
     """Tell the reward manager the step: its weights and scorers may have a schedule."""
     batch = original(self, batch)
+    # verl splits the batch among its workers, so that each row has to bring the number.
     batch.non_tensor_batch["global_steps"] = np.full(len(batch), self.global_steps)
     return batch
 
@@ -106,8 +116,11 @@ def log_rollout_data(
 
     They are not numbered again: the trainer may have left out rows since, or changed their order.
     """
+    # A batch whose advantages were computed elsewhere has none, and the dump then says so.
     keys = batch.non_tensor_batch.get(KEYS, batch.non_tensor_batch["uid"]).tolist()
-    any_trainer.log_rollout_data(original, self, batch, {**infos, "uid": keys}, *args)
+    infos_with_keys = dict(infos)
+    infos_with_keys["uid"] = keys
+    any_trainer.log_rollout_data(original, self, batch, infos_with_keys, *args)
 
 
 # --- its batches ---------------------------------------------------------------------------------
@@ -119,27 +132,41 @@ def compute_in_step(original: Function, *args: Any, **kwargs: Any) -> Any:
     In a loop of the user's, without a trainer of verl's, this is done for adv_estimator=gdpo alone.
     """
     arguments = inspect.signature(original).bind(*args, **kwargs).arguments
-    data, adv_estimator = arguments["data"], arguments["adv_estimator"]
+    data = arguments["data"]
+    adv_estimator = arguments["adv_estimator"]
     trainer = fitting.get()
+    # Nobody has asked us to look at a loop of the user's with another estimator.
     if trainer is None and adv_estimator != "gdpo":
         return original(*args, **kwargs)
+    # verl's own estimators use the summed reward, with what was added to it.
     if adv_estimator == "gdpo":
         refuse_penalty(data)
-    settings = record_of(trainer).settings if trainer else settings_of_loop(arguments.get("config"))
-    keys = RowKey.of_uids(data.non_tensor_batch["uid"])
-    number = trainer.global_steps if trainer else None
-    with AdvantageStep(settings, rows_of(data, keys, settings, number)) as step:
+    with _step_of(data, trainer, arguments.get("config")) as step:
         step.check(adv_estimator)
         result = original(*args, **kwargs)
     step.advantages = TokenAdvantages.of(result.batch)
+    # The dump needs them, and the trainer may leave out rows before it.
     result.non_tensor_batch[KEYS] = np.array(step.keys, dtype=object)
     lengths = response_lengths(result.batch)
-    result.meta_info[METRICS_KEY] = (
-        record_of(trainer).keep(trainer, step, lengths)
-        if trainer is not None
-        else step.metrics(adv_estimator, lengths, by_source=False)
-    )
+    # A loop of the user's has no record that knows the data sources of the steps before.
+    if trainer is None:
+        metrics = step.metrics(adv_estimator, lengths, by_source=False)
+    else:
+        metrics = record_of(trainer).keep(trainer, step, lengths)
+    result.meta_info[METRICS_KEY] = metrics
     return result
+
+
+def _step_of(data: Any, trainer: Any, algorithm: Any) -> AdvantageStep:
+    """Return the step of a batch, of a trainer or of a loop of the user's (None)."""
+    if trainer is None:
+        settings = settings_of_loop(algorithm)
+        number = None
+    else:
+        settings = record_of(trainer).settings
+        number = trainer.global_steps
+    keys = RowKey.of_uids(data.non_tensor_batch["uid"])
+    return AdvantageStep(settings, rows_of(data, keys, settings, number))
 
 
 def settings_of_loop(algorithm: Any) -> GdpoSettings:
@@ -165,24 +192,54 @@ def rows_of(
     Raises:
         RewardError: the batch has no reward.
     """
-    batch = data.non_tensor_batch
-    infos = infos_of(data)  # rows may have different names, as in V1
+    infos = infos_of(data)
     if infos is None:
-        names = data.meta_info.get("reward_extra_keys") or settings.names
-        columns = {name: batch[name].tolist() for name in names if name in batch}
-        if not columns.keys() - {"score"}:
-            raise RewardError(NO_REWARDS)
-        infos = [
-            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-        ]
-    sources = [*map(str, batch.get("data_source", [""] * len(keys)))]
-    labels = [str(key) for key in keys]
-    return BatchRows.of(keys, labels, infos, sources, [False] * len(keys), step)
+        infos = _infos_from_columns(data, settings)
+    # A batch of a loop of the user's may say nothing of its sources.
+    sources = data.non_tensor_batch.get("data_source", [""] * len(keys))
+    return BatchRows.of(
+        keys,
+        labels=[str(key) for key in keys],
+        infos=infos,
+        sources=[str(source) for source in sources],
+        is_padding=[False] * len(keys),
+        step=step,
+    )
+
+
+def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:
+    """Return verl's reward_extra_info of each row; None for a batch that has columns instead.
+
+    Rows may have different names, as in V1.
+    """
+    if data.meta_info.get("reward_extra_keys"):
+        return None
+    infos: Sequence[dict[str, Any]] | None = data.non_tensor_batch.get("reward_extra_info")
+    return infos
+
+
+def _infos_from_columns(data: Any, settings: GdpoSettings) -> list[dict[str, Any]]:
+    """Return {name: value} of each row, of a batch that has a column for each reward.
+
+    Raises:
+        RewardError: the batch has no reward.
+    """
+    batch = data.non_tensor_batch
+    names = data.meta_info.get("reward_extra_keys") or settings.names
+    columns = {name: batch[name].tolist() for name in names if name in batch}
+    # The score by itself is the sum of rewards that nobody has handed over.
+    if not columns.keys() - {"score"}:
+        raise RewardError(NO_REWARDS)
+    infos = []
+    for values in zip(*columns.values(), strict=True):
+        infos.append(dict(zip(columns, values, strict=True)))
+    return infos
 
 
 def response_lengths(tensors: Any) -> list[int]:
     """Return the length of each response in tokens; what tools have answered counts too."""
     mask_BT = tensors["response_mask"]
+    # The response mask leaves out the answers of tools, and the attention mask has the prompt too.
     if "attention_mask" in tensors:
         mask_BT = tensors["attention_mask"][:, -mask_BT.shape[1] :]
     lengths: list[int] = (mask_BT != 0).sum(dim=1).tolist()
@@ -191,8 +248,12 @@ def response_lengths(tensors: Any) -> list[int]:
 
 def refuse_penalty(data: Any) -> None:
     """Raise ValueError if a trainer has changed the scores, because gdpo would ignore that."""
-    scores, rewards = (data.batch.get(f"token_level_{what}") for what in ("scores", "rewards"))
-    if scores is not None and rewards is not scores and not torch.equal(scores, rewards):
+    scores = data.batch.get("token_level_scores")
+    rewards = data.batch.get("token_level_rewards")
+    # Most trainers hand over one tensor under both names, which need not be compared.
+    if scores is None or rewards is scores:
+        return
+    if not torch.equal(scores, rewards):
         raise ValueError(
             "token_level_rewards differ from token_level_scores with adv_estimator=gdpo: a penalty "
             "was added to the summed reward, such as KL by algorithm.use_kl_in_reward. gdpo would "
@@ -200,32 +261,33 @@ def refuse_penalty(data: Any) -> None:
         )
 
 
-def infos_of(data: Any) -> Sequence[dict[str, Any]] | None:
-    """Return verl's reward_extra_info of each row; None for a batch that has columns instead."""
-    has_columns = bool(data.meta_info.get("reward_extra_keys"))
-    return None if has_columns else data.non_tensor_batch.get("reward_extra_info")
-
-
 def extract_with_columns(original: Function, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Make columns that verl can average and write; RewardError for a name that verl uses."""
     extracted = original(batch, *args, **kwargs)
+    # Another reward manager may return what it likes.
     if IS_OURS not in batch.non_tensor_batch:
         return extracted
+    infos = infos_of(batch)
+    if infos is None:
+        return extracted
     scores, columns = extracted
-    if (infos := infos_of(batch)) is not None:
-        uids = batch.non_tensor_batch["uid"].tolist()
-        check_names(infos, uids.__getitem__)
-        for name, column in columns_of(infos).items():
-            values = [None if value is ABSENT else value for value in column]
-            columns[name] = np.array(as_numbers_or_text(values), dtype=object)
+    uids = batch.non_tensor_batch["uid"].tolist()
+    check_names(infos, uids.__getitem__)
+    for name, column in columns_of(infos).items():
+        # verl knows no value that is absent.
+        values = [None if value is ABSENT else value for value in column]
+        columns[name] = np.array(as_numbers_or_text(values), dtype=object)
     return scores, columns
 
 
 def compute_all_metrics(original: Function, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Add the metrics in `meta_info[METRICS_KEY]`."""
     metrics = original(batch, *args, **kwargs)
+    # A script of the user's may hand over another object than verl's DataProto.
     ours = getattr(batch, "meta_info", {}).get(METRICS_KEY)
-    return metrics if ours is None else {**metrics, **ours}
+    if ours is None:
+        return metrics
+    return {**metrics, **ours}
 
 
 def leave_out_none(
@@ -245,15 +307,18 @@ def leave_out_none(
     can_average_none = "expected_acc_counts" in inspect.signature(original).parameters
     if can_average_none or not any_trainer.averages_ours.get():
         return original(data_sources, sample_uids, infos_dict, *args, **kwargs)
+    # {rows: the columns that have values in these rows}
     present: defaultdict[tuple[int, ...], dict[str, Any]] = defaultdict(dict)
     for name, column in infos_dict.items():
-        rows = tuple(i for i, value in enumerate(column) if value is not None)
-        present[rows][name] = [column[i] for i in rows]
+        rows = tuple(row for row, value in enumerate(column) if value is not None)
+        present[rows][name] = [column[row] for row in rows]
+
     result: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for rows, columns in present.items():
-        of_rows = ([column[i] for i in rows] for column in (data_sources, sample_uids))
-        metrics_of = original(*of_rows, columns, *args, **kwargs)
-        for source, metrics in metrics_of.items():
+        sources_of_rows = [data_sources[row] for row in rows]
+        uids_of_rows = [sample_uids[row] for row in rows]
+        of_rows = original(sources_of_rows, uids_of_rows, columns, *args, **kwargs)
+        for source, metrics in of_rows.items():
             result[source].update(metrics)
     return result
 
@@ -271,6 +336,7 @@ def construct_trainer(
 
 async def fit_trainer(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Do what we do in every legacy trainer."""
+    # Ray has this class before a trainer is made, so a trainer without gdpo comes here too.
     if record_of(self) is None:
         return await original(self, *args, **kwargs)
     return await fit(original, self, *args, **kwargs)
@@ -281,7 +347,9 @@ async def generate_and_note(original: Function, self: Any, *args: Any, **kwargs:
     try:
         return await original(self, *args, **kwargs)
     except Exception as error:
-        if (record := record_of(self)) is not None:
+        record = record_of(self)
+        # verl drops the error, so that `fit_rollouter` has to raise it again.
+        if record is not None:
             record.ended_by = error
         raise
 

@@ -39,7 +39,7 @@ def find_estimator(get_adv_estimator_fn: Function, name_or_enum: Any) -> Any:
     """Return our estimator for "gdpo"."""
     if name_or_enum != "gdpo":
         return get_adv_estimator_fn(name_or_enum)
-    return _ours("verl_gdpo.hooks.step:compute_gdpo")
+    return _ours("verl_gdpo.hooks.estimator:compute_gdpo")
 
 
 def find_manager(get_reward_manager_cls: Function, name: str) -> Any:

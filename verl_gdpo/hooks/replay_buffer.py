@@ -18,12 +18,12 @@ Relies on TransferQueue as verl uses it: the keys `{uid}_{session}_{index}`, the
 and the fields `extra_fields` (with verl's `reward_extra_info`) and `data_source`.
 """
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import transfer_queue as tq
 
@@ -40,52 +40,80 @@ logger.setLevel(logging.INFO)
 
 VERLS = "verl.trainer.ppo.v1.replay_buffer"
 
-# {key: verl's reward_extra_info, data_source}; they never change once a rollout is scored
-KnownRows = dict[str, tuple[Mapping[str, Any], str]]
+
+class KnownRow(NamedTuple):
+    """What the reward manager returned for a row; it never changes once the rollout is scored."""
+
+    info: Mapping[str, Any]  # verl's reward_extra_info
+    source: str  # verl's data_source
 
 
 def fetch_rows(
-    keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]], known: KnownRows
+    keys: Sequence[str],
+    partition_id: str,
+    tags: Sequence[Mapping[str, Any]],
+    known: dict[str, KnownRow],
 ) -> BatchRows:
     """Return what the reward manager returned for these rows, in the order of `keys`.
 
     Args:
-        known: rows in it are not fetched again; all other rows are fetched and added to it.
+        known: {key: row}; rows in it are not fetched again. All other rows are fetched and added.
 
     Raises:
         RewardError: a sample has a value under a name that verl uses.
     """
     unknown = [key for key in keys if key not in known]
     if unknown:
-        fetched = tq.kv_batch_get(
-            keys=unknown, partition_id=partition_id, select_fields=["extra_fields", "data_source"]
-        )
-        infos = [
-            fields.get("reward_extra_info") or {} for fields in _column(fetched, "extra_fields")
-        ]
-        check_names(infos, unknown.__getitem__)
-        of_row = zip(infos, _column(fetched, "data_source"), strict=True)
-        known.update(zip(unknown, of_row, strict=True))
-    padding = [bool(tag.get("is_padding")) for tag in tags]
-    return BatchRows.from_keys(
-        keys, [known[key][0] for key in keys], [known[key][1] for key in keys], padding
+        known.update(_fetched(unknown, partition_id))
+    infos = []
+    sources = []
+    for key in keys:
+        infos.append(known[key].info)
+        sources.append(known[key].source)
+    # verl fills up a batch with rows whose rewards are copies, and marks them so.
+    is_padding = [bool(tag.get("is_padding")) for tag in tags]
+    return BatchRows.from_keys(keys, infos, sources, is_padding)
+
+
+def _fetched(keys: Sequence[str], partition_id: str) -> dict[str, KnownRow]:
+    """Return {key: row} from TransferQueue; raise RewardError for a name that verl uses."""
+    fields = tq.kv_batch_get(
+        keys=keys, partition_id=partition_id, select_fields=["extra_fields", "data_source"]
     )
+    infos = []
+    for extra_fields in _column(fields, "extra_fields"):
+        # Where an agent loop set the score itself, nobody may have returned more.
+        infos.append(extra_fields.get("reward_extra_info") or {})
+    check_names(infos, keys.__getitem__)
+    rows = {}
+    sources = _column(fields, "data_source")
+    for key, info, source in zip(keys, infos, sources, strict=True):
+        rows[key] = KnownRow(info, source)
+    return rows
 
 
 def zero_masks(batch: Any, is_dropped_B: Iterable[bool]) -> None:
     """Take all tokens of rows out of the loss: with the advantage 0, KL and entropy would count."""
-    of = {"keys": [*compress(batch.keys, is_dropped_B)], "partition_id": batch.partition_id}
-    if of["keys"]:
-        rows = tq.kv_batch_get(**of, select_fields=["response_mask"])
-        # FSDP counts tokens by the second
-        rows["response_mask"] = rows["loss_mask"] = rows["response_mask"] * 0
-        tq.kv_batch_put(**of, fields=rows)
+    dropped = list(itertools.compress(batch.keys, is_dropped_B))
+    if not dropped:
+        return
+    fields = tq.kv_batch_get(
+        keys=dropped, partition_id=batch.partition_id, select_fields=["response_mask"]
+    )
+    none_BT = fields["response_mask"] * 0
+    fields["response_mask"] = none_BT
+    # verl's FSDP engine counts the tokens of a mini-batch by this second mask.
+    fields["loss_mask"] = none_BT
+    tq.kv_batch_put(keys=dropped, partition_id=batch.partition_id, fields=fields)
 
 
-def _column(fetched: Any, name: str) -> list[Any]:
+def _column(fields: Any, name: str) -> list[Any]:
     """Return a column as a list: TransferQueue returns a list, a NonTensorStack or an array."""
-    column = fetched.get(name)
-    return column.tolist() if hasattr(column, "tolist") else list(column)
+    column = fields.get(name)
+    if hasattr(column, "tolist"):
+        values: list[Any] = column.tolist()
+        return values
+    return list(column)
 
 
 @dataclass(eq=False)
@@ -94,7 +122,7 @@ class BufferRecord:
 
     guard: RolloutGuard
     in_rounds: bool = False  # True: filter only when all prompts that were sent out are done
-    known_rows: KnownRows = field(default_factory=dict)  # fetched since the last advantage step
+    known_rows: dict[str, KnownRow] = field(default_factory=dict)  # since the last advantage step
     settings: GdpoSettings | None = None  # None: verl's own rule filters groups
     metric: FilterMetric | None = None  # None: no rule filters groups
     step: int | None = None
@@ -110,20 +138,34 @@ class BufferRecord:
             metric: `filter_groups_metric` of verl's buffer.
         """
         self.settings = settings
-        if metric is not None:
-            name = None if metric in SUM_METRICS else metric
-            self.metric = FilterMetric(name)
-            logger.info(
-                "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "
-                "normalised rewards is not 0%s",
-                f" and {name!r} varies" if name else "",
-            )
+        if metric is None:
+            return
+        name = None
+        and_varies = ""
+        # The summed score is no number that gdpo trains on, and need not vary.
+        if metric not in SUM_METRICS:
+            name = metric
+            and_varies = f" and {name!r} varies"
+        self.metric = FilterMetric(name)
+        logger.info(
+            "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "
+            "normalised rewards is not 0%s",
+            and_varies,
+        )
 
-    def checked_rows(self, keys: Sequence[str], partition_id: str, tags: Any) -> BatchRows:
+    def checked_rows(
+        self, keys: Sequence[str], partition_id: str, tags: Sequence[Mapping[str, Any]]
+    ) -> BatchRows:
         """Return what the reward manager returned for these rows; raise if one has no score."""
         rows = fetch_rows(keys, partition_id, tags, self.known_rows)
         rows.raise_on_error()
         return rows
+
+    def take_rows(self, batch: Any, step: int) -> BatchRows:
+        """Return the rows of the batch of a step, and forget all: the next step has others."""
+        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, self.known_rows)
+        self.known_rows.clear()
+        return replace(rows, step=step)
 
     def is_early(self, buffer: Any, partition_id: str) -> bool:
         """Return whether prompts are still running although the buffer must wait for all of them.
@@ -133,25 +175,36 @@ class BufferRecord:
         in_flight = buffer.pending_keys[partition_id] or buffer.running_keys[partition_id]
         return self.in_rounds and bool(in_flight)
 
+    def classify(self, rows: BatchRows, settings: GdpoSettings) -> dict[str, float | None]:
+        """Return {prompt: None if its group is kept, else a number}; see `classify_groups`.
 
-def sample(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Check the rows of the batch."""
-    record: BufferRecord = record_of(self)
-    batch, metrics = original(self, *args, **kwargs)
-    rows = record.checked_rows(batch.keys, batch.partition_id, batch.tags)
-    if batch.partition_id != "val" and record.metric is not None:
-        record.metric.check_known(rows)
-        metrics |= record.metric.metrics()
-        record.notes.clear()
-    record.guard.end_batch(batch.partition_id)
-    return batch, metrics
+        Raises:
+            RewardError: too many of the samples that were looked at have failed.
+        """
+        rows = replace(rows, step=self.step)
+        if NOTES_KEY in rows.columns:
+            rows = drop_failed(rows, settings.min_group)
+        self.notes.extend(rows.notes)
+        # They may all be filtered, so that no step ever trains on them and looks at their notes.
+        if len(self.notes) >= self.samples:
+            where = "that dynamic sampling looked at since the last step"
+            refuse_failures(self.notes, settings.max_failed, where)
+        metric_B = None
+        if self.metric is not None:
+            metric_B = self.metric.read(rows)
+        return classify_groups(rows, rows.uids, settings, metric_B)
+
+
+# --- verl's methods, in the order in which a batch passes them ------------------------------------
 
 
 def sync_metadata(original: Function, self: Any) -> None:
     """Look for lost rollouts."""
     original(self)
-    partitions = {*self.finished_keys, *self.failure_keys}
-    record_of(self).guard.check({name: _prompts_of(self, name) for name in partitions})
+    prompts = {}
+    for partition_id in set(self.finished_keys) | set(self.failure_keys):
+        prompts[partition_id] = _prompts_of(self, partition_id)
+    record_of(self).guard.check(prompts)
 
 
 def _prompts_of(buffer: Any, partition_id: str) -> Prompts:
@@ -160,29 +213,81 @@ def _prompts_of(buffer: Any, partition_id: str) -> Prompts:
     The asynchronous trainers replace each failed prompt. The sync trainer and validation go on
     with the rollouts that are left of it: one gives a score, but only two give an advantage.
     """
-    failed, is_val = buffer.failure_keys[partition_id], partition_id == "val"
+    failed = buffer.failure_keys[partition_id]
     sessions: set[tuple[str, int]] = set()
+    # This runs at each poll, and almost always nothing has failed.
     if failed:
-        for key in map(RowKey.of_text, buffer.partitions[partition_id]):
+        for text in buffer.partitions[partition_id]:
+            key = RowKey.of_text(text)
             sessions.add((key.uid, key.session))
+    # The number of rollouts that are left of each prompt.
     left = Counter(uid for uid, _ in sessions)
-    # a buffer of the user may lack the attribute
-    is_replaced = getattr(buffer, "trainer_mode", "sync") != "sync" and not is_val
-    under_way = buffer.pending_keys[partition_id], buffer.running_keys[partition_id]
+
+    is_val = partition_id == "val"
+    # A buffer of the user may lack the attribute.
+    is_async = getattr(buffer, "trainer_mode", "sync") != "sync"
+    is_replaced = is_async and not is_val
+    enough = 2
+    if is_val:
+        enough = 1
+    lost = set()
+    for uid in failed:
+        if is_replaced or left[uid] < enough:
+            lost.add(uid)
     return Prompts(
         ended=buffer.finished_keys[partition_id] | failed,
         failed=set(failed),
-        lost={uid for uid in failed if is_replaced or left[uid] < (1 if is_val else 2)},
-        under_way=sum(map(len, under_way)),
+        lost=lost,
+        under_way=len(buffer.pending_keys[partition_id]) + len(buffer.running_keys[partition_id]),
     )
+
+
+def eviction_reasons(original: Function, self: Any, global_steps: int, partition_id: str) -> Any:
+    """Note the step, whose weights decide."""
+    record_of(self).step = global_steps
+    return original(self, global_steps, partition_id)
+
+
+def filtered_keys(original: Function, self: Any, partition_id: str) -> Any:
+    """Classify new groups before verl reads its cache."""
+    record: BufferRecord = record_of(self)
+    if record.is_early(self, partition_id):
+        return set(), Counter()
+    # A buffer of the user may lack the attribute.
+    is_filtering = getattr(self, "filter_groups_metric", None) is not None
+    if is_filtering and partition_id != "val":
+        _classify_finished(self, record, partition_id)
+    return original(self, partition_id)
+
+
+def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> None:
+    """Put new finished groups into verl's cache, which decides which groups verl keeps."""
+    cache = buffer._dapo_classification_cache[partition_id]
+    new = buffer.finished_keys[partition_id] - cache.keys()
+    rows = _checked_rows_of(buffer, partition_id, new)
+    # With another estimator, verl's own rule decides, and the rows are checked alone.
+    if rows is not None and record.settings is not None:
+        cache.update(record.classify(rows, record.settings))
+
+
+def _checked_rows_of(buffer: Any, partition_id: str, uids: set[str]) -> BatchRows | None:
+    """Return all rows of some prompts, None if there are none; raise if one has no score."""
+    keys = []
+    tags = []
+    for key, tag in buffer.partitions[partition_id].items():
+        if RowKey.of_text(key).uid in uids:
+            keys.append(key)
+            tags.append(tag)
+    # Of a prompt that failed, no rollout may be left.
+    if not keys:
+        return None
+    record: BufferRecord = record_of(buffer)
+    return record.checked_rows(keys, partition_id, tags)
 
 
 def clear_groups(original: Function, self: Any, partition_id: str, uids: set[str]) -> None:
     """Read the errors of the groups that verl drops: stale, failed, without signal, surplus."""
-    tags = self.partitions[partition_id]
-    keys = [key for key in tags if RowKey.of_text(key).uid in uids]
-    if keys:
-        record_of(self).checked_rows(keys, partition_id, [tags[key] for key in keys])
+    _checked_rows_of(self, partition_id, uids)
     original(self, partition_id, uids)
 
 
@@ -202,14 +307,16 @@ def select_prompts(
         RolloutError: nothing is left of any selected prompt.
     """
     uids: Collection[str] = sampleable
+    # verl sorts by the step alone. A sampler of the user gets the set, as from verl.
     if original.__module__ == VERLS:
-        # verl sorts by the step alone; a sampler of the user gets the set, as from verl
-        uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in uids]
+        uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in sampleable]
     selected = original(self, partition_id, uids, batch_size)
-    left = {RowKey.of_text(key).uid for key in selected[1]}
-    if left.isdisjoint(selected[0]):
+    # A list of prompts, and {key: tag} of all rows; what verl returns besides goes on as it is.
+    prompts, row_tags = selected[0], selected[1]
+    left = {RowKey.of_text(key).uid for key in row_tags}
+    if left.isdisjoint(prompts):
         guard = record_of(self).guard
-        guard.raise_failed(f"all {len(selected[0])}", partition_id, min(selected[0]))
+        guard.raise_failed(f"all {len(prompts)}", partition_id, min(prompts))
     return selected
 
 
@@ -221,47 +328,26 @@ def materialize_batch(
     partition_snapshot: dict[str, Any],
 ) -> Any:
     """Sort the rows by the place of their prompt, session and number."""
-    place = {uid: number for number, uid in enumerate(selected_prompt_uids)}
+    # Rollouts arrive in any order, and the order of rows decides which share a mini-batch.
+    place_of = {uid: place for place, uid in enumerate(selected_prompt_uids)}
     order = {}
     for text in partition_snapshot:
         key = RowKey.of_text(text)
-        if key.uid in place:
-            order[text] = place[key.uid], key.session, key.index
+        if key.uid in place_of:
+            order[text] = (place_of[key.uid], key.session, key.index)
     in_order = {text: partition_snapshot[text] for text in sorted(order, key=order.__getitem__)}
     return original(self, partition_id, selected_prompt_uids, in_order)
 
 
-def eviction_reasons(original: Function, self: Any, global_steps: int, partition_id: str) -> Any:
-    """Note the step, whose weights decide."""
-    record_of(self).step = global_steps
-    return original(self, global_steps, partition_id)
-
-
-def filtered_keys(original: Function, self: Any, partition_id: str) -> Any:
-    """Classify new groups before verl reads its cache."""
+def sample(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check the rows of the batch."""
     record: BufferRecord = record_of(self)
-    if record.is_early(self, partition_id):
-        return set(), Counter()
-    if partition_id != "val" and getattr(self, "filter_groups_metric", None) is not None:
-        _classify_finished(self, record, partition_id)
-    return original(self, partition_id)
-
-
-def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> None:
-    """Put new finished groups into verl's cache, which decides which groups verl keeps."""
-    cache, tags = buffer._dapo_classification_cache[partition_id], buffer.partitions[partition_id]
-    fresh = buffer.finished_keys[partition_id] - cache.keys()
-    keys = [key for key in tags if RowKey.of_text(key).uid in fresh]
-    if not keys:
-        return
-    rows = record.checked_rows(keys, partition_id, [tags[key] for key in keys])
-    if record.settings is not None:
-        rows = replace(rows, step=record.step)
-        if NOTES_KEY in rows.columns:
-            rows = drop_failed(rows, record.settings.min_group)
-        record.notes += rows.notes
-        if len(record.notes) >= record.samples:  # they may all be filtered, and never trained
-            where = "that dynamic sampling looked at since the last step"
-            refuse_failures(record.notes, record.settings.max_failed, where)
-        metric_B = record.metric.read(rows) if record.metric else None
-        cache.update(classify_groups(rows, rows.uids, record.settings, metric_B))
+    batch, metrics = original(self, *args, **kwargs)
+    rows = record.checked_rows(batch.keys, batch.partition_id, batch.tags)
+    # Validation filters no groups, and so does not end what the filter counts.
+    if batch.partition_id != "val" and record.metric is not None:
+        record.metric.check_known(rows)
+        metrics |= record.metric.metrics()
+        record.notes.clear()
+    record.guard.end_batch(batch.partition_id)
+    return batch, metrics

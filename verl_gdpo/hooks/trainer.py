@@ -15,9 +15,9 @@ V1 and legacy trainers both have:
 import functools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from verl_gdpo.algorithm.values import (
     as_json,
     as_numbers_or_text,
 )
+from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages, current_step
 from verl_gdpo.hooks.before_training import (
     check_reward_workers,
     runs_gdpo_manager,
@@ -47,23 +48,26 @@ from verl_gdpo.hooks.configuration import (
     settings_of_run,
     warn_once,
 )
+from verl_gdpo.hooks.dump import DumpRows
 from verl_gdpo.hooks.extend import Function, extend_instance, record_of
 from verl_gdpo.hooks.refusal import raise_refusals
-from verl_gdpo.hooks.replay_buffer import BufferRecord, fetch_rows, zero_masks
+from verl_gdpo.hooks.replay_buffer import BufferRecord, zero_masks
 from verl_gdpo.hooks.rollout_guard import (
     RolloutGuard,
     naming_the_dead,
     queue_actors,
     rollout_actors,
 )
-from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
 from verl_gdpo.scoring.function_list import check_sources
 from verl_gdpo.tasks import check_ground_truths
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
-# whether a trainer with gdpo averages its validation in this context
+# What we add to a sample for our trainer alone. Validation neither averages nor writes it.
+NOT_IN_VALIDATION = (NOTES_KEY, AGENT_SCORE_KEY)
+
+# Whether a trainer with gdpo averages its validation in this context.
 averages_ours: ContextVar[bool] = ContextVar("verl_gdpo_averages_ours", default=False)
 
 
@@ -89,8 +93,10 @@ class TrainerRecord:
             ValueError: see `settings_of_run`.
         """
         has_manager = runs_gdpo_manager(config)
-        is_ours = has_manager or has_gdpo(config)
-        sources = training_sources(config) if is_ours else None
+        sources = None
+        # A run without gdpo must not wait until its files are read.
+        if has_manager or has_gdpo(config):
+            sources = training_sources(config)
         settings = settings_of_run(config, sources, has_manager=has_manager)
         if settings is None:
             return None
@@ -113,27 +119,34 @@ class TrainerRecord:
             ValueError: names the row whose ground truth cannot be read, or a function of the list
                 for which there is no row.
         """
-        config = trainer.config
+        # Another reward manager does not call our scorers.
         if not self.has_manager:
             return
-        if has_own_scorer(config):
-            self.check_listed_sources(trainer)
+        if has_own_scorer(trainer.config):
+            self._check_listed_sources(trainer)
             return
-        for key in ("train", "val"):
-            rows = scored_rows(getattr(trainer, f"{key}_dataset"))
-            if rows is not None:
-                if key == "train":
-                    self.sources = {*rows["data_source"]}
-                    settings = settings_of_run(config, self.sources, has_manager=True)
-                    self.settings = settings or self.settings
-                    warn_of_paid_failures(config, self.settings)
-                check_ground_truths(rows, f"data.{key}_files")
+        training_rows = scored_rows(trainer.train_dataset)
+        if training_rows is not None:
+            self._learn_bounds(trainer.config, training_rows)
+            check_ground_truths(training_rows, "data.train_files")
+        validation_rows = scored_rows(trainer.val_dataset)
+        if validation_rows is not None:
+            check_ground_truths(validation_rows, "data.val_files")
 
-    def check_listed_sources(self, trainer: Any) -> None:
+    def _learn_bounds(self, config: Any, training_rows: Any) -> None:
+        """Take the bounds that the scorers of these rows declare, and not those of other tasks."""
+        self.sources = set(training_rows["data_source"])
+        settings = settings_of_run(config, self.sources, has_manager=True)
+        assert settings is not None  # the manager is ours
+        self.settings = settings
+        warn_of_paid_failures(config, settings)
+
+    def _check_listed_sources(self, trainer: Any) -> None:
         """Compare the `sources` of the list with the rows; see `check_sources`."""
         sources: set[str] = set()
         for dataset in (trainer.train_dataset, trainer.val_dataset):
             rows = scored_rows(dataset)
+            # Rows that cannot be looked at may have any source.
             if rows is None:
                 return
             sources.update(map(str, rows.unique("data_source")))
@@ -147,8 +160,10 @@ class TrainerRecord:
             step: with its advantages.
             lengths: of each response, in tokens.
         """
+        # Without a folder, verl dumps nothing, and batches would be kept for nobody.
         if trainer.config.trainer.get("rollout_data_dir"):
             self.dump_rows.add(lengths, step)
+        # After a step with two sources, the curve of one must not end where a step has no other.
         self.sources.update(step.rows.sources)
         estimator = trainer.config.algorithm.adv_estimator
         return step.metrics(estimator, lengths, by_source=len(self.sources) > 1)
@@ -168,7 +183,10 @@ def construct(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
 
     One whose constructor hands on something else than verl's configuration is made as it is.
     """
-    (config, *_) = (*args, kwargs.get("config"))
+    if args:
+        config = args[0]
+    else:
+        config = kwargs.get("config")
     if OmegaConf.is_config(config):
         record = TrainerRecord.of(config)
         if record is not None:
@@ -182,7 +200,8 @@ def set_up(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     It would train on 0 where a reward is not known.
     """
     record = record_of(self)
-    if record is None and TrainerRecord.of(self.config):
+    # The record of a new trainer, if its constructor had let us make one.
+    if record is None and TrainerRecord.of(self.config) is not None:
         raise RuntimeError(
             f"gdpo: the trainer {type(self).__module__}.{type(self).__name__} is not extended by "
             "verl-gdpo, because its constructor did not call that of verl's PPOTrainer with "
@@ -190,7 +209,8 @@ def set_up(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
         )
     if record is None:
         return original(self, *args, **kwargs)
-    with naming_the_dead(self):  # memory may end while the model is loaded
+    # Memory may end while the model is loaded, and Ray's error does not name the process.
+    with naming_the_dead(self):
         result = original(self, *args, **kwargs)
     if record.has_manager:
         check_reward_workers(self.reward_loop_manager.reward_loop_workers, record.sources)
@@ -211,15 +231,19 @@ def fit(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
 
 def build_replay_buffer(original: Function, self: Any) -> Any:
     """Extend the new buffer."""
-    buffer, record = original(self), record_of(self)
+    buffer = original(self)
+    record = record_of(self)
     record.queue_actors = queue_actors()
-    tolerated = self.config.data.train_batch_size - 1
-    guard = RolloutGuard(functools.partial(rollout_actors, self), tolerated=tolerated)
+    prompts = self.config.data.train_batch_size
+    rollout = self.config.actor_rollout_ref.rollout
+    # `full_determinism` asks for runs that can be repeated. Asynchronous runs cannot.
     is_sync = self.config.trainer.v1.trainer_mode == "sync"
-    # full_determinism asks for runs that can be repeated; asynchronous runs cannot
-    in_rounds = is_sync and self.config.actor_rollout_ref.rollout.full_determinism
-    samples = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-    of_buffer = BufferRecord(guard, in_rounds=in_rounds, samples=samples)
+    of_buffer = BufferRecord(
+        RolloutGuard(functools.partial(rollout_actors, self), tolerated=prompts - 1),
+        in_rounds=is_sync and rollout.full_determinism,
+        samples=prompts * rollout.n,
+    )
+    # With another estimator, verl's own rule says which groups give a gradient.
     if self.config.algorithm.adv_estimator == "gdpo":
         of_buffer.filter_by(record.settings, getattr(buffer, "filter_groups_metric", None))
     extend_instance(buffer, "ReplayBuffer", of_buffer)
@@ -228,14 +252,17 @@ def build_replay_buffer(original: Function, self: Any) -> Any:
 
 def compute_advantage(original: Function, self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
     """Open a step, and keep what comes of it."""
-    record, known = record_of(self), record_of(self.replay_buffer).known_rows
-    rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, known)
-    known.clear()
-    with AdvantageStep(record.settings, replace(rows, step=self.global_steps)) as step:
+    record = record_of(self)
+    rows = record_of(self.replay_buffer).take_rows(batch, self.global_steps)
+    with AdvantageStep(record.settings, rows) as step:
         step.check(self.config.algorithm.adv_estimator)
-        zero_masks(batch, step.rows.is_padding_B & ~rows.is_padding_B)
+        # verl's own padding has no tokens in the loss, and what was dropped just now still has.
+        is_dropped_B = step.rows.is_padding_B & ~rows.is_padding_B
+        if is_dropped_B.any():
+            zero_masks(batch, is_dropped_B)
         result = original(self, batch, metrics)
-    metrics.update(record.keep(self, step, [tag["response_len"] for tag in batch.tags]))
+    lengths = [tag["response_len"] for tag in batch.tags]
+    metrics.update(record.keep(self, step, lengths))
     return result
 
 
@@ -244,13 +271,17 @@ def compute_and_note(original: Function, data: Any, *args: Any, **kwargs: Any) -
 
     To get the same numbers later, we would have to fetch two columns of tokens from TransferQueue.
     """
-    if (step := current_step()) is not None:
-        # dropped rows are groups of their own, as verl's estimators look at all rows of a group
+    step = current_step()
+    # Another trainer of this process, which has no gdpo, calls the same function.
+    if step is None:
+        return original(data, *args, **kwargs)
+    is_padding_B = step.rows.is_padding_B
+    if is_padding_B.any():
+        # verl's estimators look at all rows of a group, so each dropped row becomes one of its own.
         uids = data.non_tensor_batch["uid"]
-        data.non_tensor_batch["uid"] = np.where(step.rows.is_padding_B, step.keys, uids)
+        data.non_tensor_batch["uid"] = np.where(is_padding_B, step.keys, uids)
     data = original(data, *args, **kwargs)
-    if step is not None:
-        step.advantages = TokenAdvantages.of(data.batch)
+    step.advantages = TokenAdvantages.of(data.batch)
     return data
 
 
@@ -270,16 +301,17 @@ def log_rollout_data(original: Function, self: Any, *args: Any, **kwargs: Any) -
 def dump_generations(
     original: Function, self: Any, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
 ) -> None:
-    """Add our columns to the rows of a step."""
-    record, columns = record_of(self), reward_extra_infos_dict
+    """Add our columns to the rows of a step; of validation, write what JSON can hold."""
+    record = record_of(self)
+    # After the dump of a validation, verl averages its own columns, so they stay as they are.
+    columns: dict[str, list[Any]] = {}
     if record.is_dumping_rollouts:
-        columns = {**columns, **record.dump_rows.columns(columns["uid"])}
-    else:  # validation
-        columns = {
-            str(name): [as_json(value, str(name)) for value in values]
-            for name, values in columns.items()
-            if name not in (NOTES_KEY, AGENT_SCORE_KEY)
-        }
+        columns.update(reward_extra_infos_dict)
+        columns.update(record.dump_rows.columns(reward_extra_infos_dict["uid"]))
+    else:
+        for name, values in reward_extra_infos_dict.items():
+            if name not in NOT_IN_VALIDATION:
+                columns[str(name)] = [as_json(value, str(name)) for value in values]
     original(self, reward_extra_infos_dict=columns, **kwargs)
 
 
@@ -294,22 +326,34 @@ def update_validation_metrics(
 ) -> Any:
     """Leave out what is not a reward, dropped samples, and those to which `acc` does not apply."""
     empty_dropped(infos)
-    infos = {
-        name: as_numbers_or_text(column)
-        for name, column in infos.items()
-        if name not in (NOTES_KEY, AGENT_SCORE_KEY) and not str(name).startswith(RUBRIC_KEY)
-    }
-    if expected := kwargs.get("expected_acc_counts"):  # since verl 0.9.1
-        # verl takes a missing `acc` for a session that failed, and counts it as 0
-        absent = Counter(
-            (str(source), str(uid))
-            for source, uid, acc in zip(sources, uids, infos.get("acc", ()), strict=False)
-            if acc is None
-        )
-        counts = {key: count - absent[key] for key, count in expected.items()}
-        kwargs["expected_acc_counts"] = counts
+    averaged = {}
+    for name, column in infos.items():
+        # The criteria of a rubric are no numbers. Its score stands under its own name.
+        is_rubric = str(name).startswith(RUBRIC_KEY)
+        if name not in NOT_IN_VALIDATION and not is_rubric:
+            averaged[name] = as_numbers_or_text(column)
+    # verl has this keyword since 0.9.1. It is empty, or None, where nothing is expected.
+    expected = kwargs.get("expected_acc_counts")
+    if expected:
+        accuracies = averaged.get("acc", [])
+        kwargs["expected_acc_counts"] = _that_apply(expected, sources, uids, accuracies)
     token = averages_ours.set(True)
     try:
-        return original(self, sources, uids, infos, *args, **kwargs)
+        return original(self, sources, uids, averaged, *args, **kwargs)
     finally:
         averages_ours.reset(token)
+
+
+def _that_apply(
+    expected: Mapping[tuple[str, str], int], sources: Any, uids: Any, accuracies: Sequence[Any]
+) -> dict[tuple[str, str], int]:
+    """Return the counts of sessions by data source and prompt, without those whose `acc` is None.
+
+    verl takes a missing `acc` for a session that failed, and counts it as 0.
+    """
+    absent: Counter[tuple[str, str]] = Counter()
+    # Without any `acc`, there is nothing to compare with, and no count changes.
+    for source, uid, accuracy in zip(sources, uids, accuracies, strict=False):
+        if accuracy is None:
+            absent[str(source), str(uid)] += 1
+    return {key: count - absent[key] for key, count in expected.items()}

@@ -20,7 +20,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import BatchRows
-from verl_gdpo.hooks.step import compute_gdpo
+from verl_gdpo.hooks.estimator import compute_gdpo
 from workshop.benchmarks.measure import Row, peak_bytes, seconds_of
 
 PROMPT_TOKENS = 16

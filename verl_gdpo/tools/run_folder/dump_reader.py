@@ -5,7 +5,7 @@
      "trained_tokens": 41, "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3,
      "batch": 0, "is_padding": false}
 
-verl writes the first six keys, and `dump_writer.py` writes the others. `response_tokens` is the
+verl writes the first six keys, and `hooks/dump.py` writes the others. `response_tokens` is the
 length of the response, as scorers see it. `trained_tokens` counts the tokens that the policy trains
 on: answers of tools and rejected tokens do not count. `rewards` holds everything that the scorer
 returned, before weights and conditions. `batch` numbers the batches of a step, which asynchronous

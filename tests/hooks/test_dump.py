@@ -23,7 +23,11 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from verl_gdpo.algorithm import metrics as metrics_module
 from verl_gdpo.algorithm.matrix import scalars_of
-from verl_gdpo.hooks import step as step_module
+from verl_gdpo.algorithm.rows import BatchRows
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.hooks import estimator as estimator_module
+from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
+from verl_gdpo.hooks.dump import DumpRows
 from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.tools.run_folder.dump_reader import read_dump
 
@@ -114,7 +118,7 @@ def test_without_filter_groups_the_rewards_are_read_once(queue, tmp_path):
 def test_the_metrics_reuse_the_scalars_of_the_estimator(queue, tmp_path, monkeypatch, estimator):
     """verl's grpo has none, so its metrics compute them."""
     count = Counter()
-    for module in (step_module, metrics_module):
+    for module in (estimator_module, metrics_module):
         monkeypatch.setattr(
             module, "scalars_of", lambda *given: count.update(["scalars"]) or scalars_of(*given)
         )
@@ -135,6 +139,20 @@ def test_data_sources_that_only_the_batches_tell(queue, tmp_path):
         told.append({name for name in metrics if name.startswith("gdpo/a/mean/")})
     # a curve of a source must not end because one step has no other source
     assert told == [set(), {"gdpo/a/mean/e"}, {"gdpo/a/mean/d"}]
+
+
+def test_a_dump_keeps_the_batches_of_a_step():
+    kept = DumpRows()
+    assert kept.columns([]) == {}
+    for uid in "uvw":
+        keys, infos = [f"{uid}_0_0", f"pad{uid}_1_0"], [{"a": 1.0, "score": 1.0}] * 2
+        rows = BatchRows.from_keys(keys, infos, ["d"] * 2, [False, True], step=7)
+        advantages = TokenAdvantages(np.array([3, 0]), np.array([0.5, 0.0]))
+        kept.add([4, 0], AdvantageStep(GdpoSettings(), rows, advantages=advantages))
+    columns = kept.columns(["w_0_0", "v_0_0", "u_0_0", "padw_1_0"])
+    assert columns["batch"] == [2, 1, 0, 2]
+    assert columns["is_padding"] == [False, False, False, True]
+    assert columns["rewards"][0] == {"a": 1.0} and columns["advantage"][3] == 0.0
 
 
 class Operations(TorchDispatchMode):

@@ -26,10 +26,10 @@ from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.algorithm.variants import dara, dvao, gd2po, rvpo, sa_mrpo
 from verl_gdpo.hooks import trainer as trainer_hooks
+from verl_gdpo.hooks.advantage_step import AdvantageStep
 from verl_gdpo.hooks.before_training import check_reward_workers
 from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
-from verl_gdpo.hooks.step import AdvantageStep
 from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.tasks import TASK_BY_SOURCE
 
@@ -276,7 +276,7 @@ class MadeOtherwise(OwnTrainer):
 def test_a_trainer_that_is_not_extended_stops_before_it_loads_a_model(own_manager, monkeypatch):
     reached = []
     monkeypatch.setattr(PPOTrainer, "_init_tokenizer", lambda self: reached.append(1) or 1 / 0)
-    how = r"test_v1_trainer.MadeOtherwise is not extended .* did not call that of verl's PPOTrainer"
+    how = r"test_trainer.MadeOtherwise is not extended .* did not call that of verl's PPOTrainer"
     for overrides in ([], ["estimator=grpo"], own_manager):
         with pytest.raises(RuntimeError, match=how):
             MadeOtherwise("mine", composed("hardware=cpu", *overrides)).init()

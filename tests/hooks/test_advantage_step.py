@@ -3,16 +3,14 @@
 import threading
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.values import RewardError
-from verl_gdpo.hooks import configuration
-from verl_gdpo.hooks import step as step_module
-from verl_gdpo.hooks.step import AdvantageStep, DumpRows, TokenAdvantages, current_step
+from verl_gdpo.hooks import advantage_step, configuration
+from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages, current_step
 
 
 def make_step():
@@ -35,8 +33,8 @@ def test_a_step_is_known_while_it_is_open():
 
 
 def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(step_module, "_logged", set())
-    monkeypatch.setattr(step_module, "_had", set())  # by tests before this one
+    monkeypatch.setattr(advantage_step, "_logged", set())
+    monkeypatch.setattr(advantage_step, "_had", set())  # by tests before this one
     rows = BatchRows.from_columns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, ["u"] * 2)
     settings = GdpoSettings(rewards={"a": RewardTerm(0.5)})
     for given in (settings, settings, GdpoSettings()):
@@ -45,44 +43,6 @@ def test_the_rewards_in_use_are_logged_once(caplog, monkeypatch):
         "verl-gdpo: rewards in use, with weights: a 0.5; returned, and not used: b",
         "verl-gdpo: rewards in use, with weights (all numbers that are returned): a 1, b 1",
     ]
-
-
-RANGES = {"answer": [0.0, 1.0, 1.0], "bonus": [0.05, 0.0, 0.05], "half": [0.5, 0.0, 0.0]}
-
-
-@pytest.mark.parametrize(
-    ("settings", "more", "named"),
-    [
-        (GdpoSettings(), {}, ["bonus: range 0.05, a tenth or less of answer's 1."]),
-        # declared bounds are the range, whatever the values of the batch
-        (
-            GdpoSettings(bounds={"answer": (0, 6)}),
-            {},
-            [
-                f"{of}, a tenth or less of answer's 6."
-                for of in ("bonus: range 0.05", "half: range 0.5")
-            ],
-        ),
-        (GdpoSettings(bounds={"bonus": (0, 1)}), {}, []),
-        (GdpoSettings(), {"constant": [7.0] * 3}, ["bonus: range 0.05"]),
-        (GdpoSettings(rewards={"answer": RewardTerm(0.0), "bonus": RewardTerm()}), {}, []),
-        # these let ranges count
-        (GdpoSettings(group_norm="summed"), {}, []),
-        (GdpoSettings(normalize_by_std=False), {}, []),
-        (GdpoSettings(combine="dvao"), {}, []),
-    ],
-)
-def test_a_range_that_is_no_weight_is_logged_once(settings, more, named, caplog, monkeypatch):
-    monkeypatch.setattr(step_module, "_compared", set())
-    rows = BatchRows.from_columns(RANGES | more, ["u"] * 3)
-    for _ in range(2):
-        with AdvantageStep(settings, rows):
-            step_module.compute_gdpo(torch.zeros(3, 1), torch.ones(3, 1), ["u"] * 3, {})
-    lines = [text for text in caplog.messages if "no weight" in text]
-    assert len(lines) == len(named)
-    for text, start in zip(lines, named, strict=True):
-        assert text.startswith(f"verl-gdpo: {start}")
-        assert text.endswith("it counts as much as the others; its range is no weight")
 
 
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
@@ -112,19 +72,6 @@ def test_a_step_ends_where_failing_a_condition_pays_unless_the_user_wants_it(
     assert warning.levelname == "WARNING" and "otherwise=zero" in warning.getMessage()
 
 
-def test_a_loop_of_the_users_is_refused_too(monkeypatch):
-    rewards = {"cost": {"when": {"reward": "right", "at_least": 1}}, "right": 1.0}
-    columns = {"right": np.array([1.0, 0.0]), "cost": np.array([-1.0, 0.0])}
-    with pytest.raises(RewardError, match=r"cost: a sample .* gets 0 .* better than -1"):
-        step_module.compute_gdpo(
-            torch.zeros(2, 1),
-            torch.ones(2, 1),
-            np.array(["u", "u"]),
-            {"gdpo": {"rewards": rewards}},
-            non_tensor_batch=columns,
-        )
-
-
 def test_a_token_counts_once_whatever_marks_it():
     mask = torch.tensor([[1, 0, 2, 1], [1, 1, 1, 0], [0, 0, 0, 0]])
     advantages = torch.tensor([[0.5, 9.0, 0.5, 0.5], [1.0, 2.0, 3.0, 9.0], [7.0] * 4])
@@ -138,17 +85,3 @@ def test_a_trainer_that_computes_advantages_otherwise_is_told():
     expected = r"did not call verl's compute_advantage_for_multi.*trainer.rollout_data_dir=null"
     with pytest.raises(RuntimeError, match=expected):
         _ = make_step().computed
-
-
-def test_a_dump_keeps_the_batches_of_a_step():
-    kept = DumpRows()
-    assert kept.columns([]) == {}
-    for uid in "uvw":
-        keys, infos = [f"{uid}_0_0", f"pad{uid}_1_0"], [{"a": 1.0, "score": 1.0}] * 2
-        rows = BatchRows.from_keys(keys, infos, ["d"] * 2, [False, True], step=7)
-        advantages = TokenAdvantages(np.array([3, 0]), np.array([0.5, 0.0]))
-        kept.add([4, 0], AdvantageStep(GdpoSettings(), rows, advantages=advantages))
-    columns = kept.columns(["w_0_0", "v_0_0", "u_0_0", "padw_1_0"])
-    assert columns["batch"] == [2, 1, 0, 2]
-    assert columns["is_padding"] == [False, False, False, True]
-    assert columns["rewards"][0] == {"a": 1.0} and columns["advantage"][3] == 0.0

@@ -26,10 +26,11 @@ from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
 from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.hooks import legacy
+from verl_gdpo.hooks.advantage_step import current_step
+from verl_gdpo.hooks.estimator import fitting
 from verl_gdpo.hooks.extend import attach, record_of
 from verl_gdpo.hooks.legacy import leave_out_none
 from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
-from verl_gdpo.hooks.step import current_step, fitting
 from verl_gdpo.hooks.trainer import update_validation_metrics
 from verl_gdpo.plugin import refusals
 from verl_gdpo.tools.run_folder.dump_reader import read_dump
