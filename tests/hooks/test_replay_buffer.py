@@ -261,6 +261,17 @@ def test_rows_in_the_order_of_the_keys(stored, kind):
     assert rows.label(2) == "v_0_0"
 
 
+def test_the_rows_of_a_step_are_taken_once(stored):
+    record = record_of(made_buffer())
+    batch = SimpleNamespace(keys=KEYS, partition_id="train", tags=TAGS)
+    assert record.checked_rows(KEYS, "train", TAGS).step is None
+    stored["data_source"] = ["new"] * 4
+    first = record.take_rows(batch, 7)
+    assert first.step == 7 and list(first.sources) == SOURCES  # as they were checked
+    assert not record.known_rows
+    assert list(record.take_rows(batch, 8).sources) == ["new"] * 4
+
+
 @pytest.mark.parametrize("short", [["data_source"], ["extra_fields", "data_source"]])
 def test_an_answer_of_other_rows_is_an_error(monkeypatch, short):
     def kv_batch_get(keys, partition_id, select_fields):

@@ -154,19 +154,20 @@ class TrainerRecord:
             logger.warning("verl-gdpo: %s", warning)
 
     def keep(self, trainer: Any, step: AdvantageStep, lengths: Sequence[int]) -> dict[str, float]:
-        """Keep a batch for the dump, and return its metrics.
+        """Return the metrics of a batch, and keep it for the dump.
 
         Args:
             step: with its advantages.
             lengths: of each response, in tokens.
         """
-        # Without a folder, verl dumps nothing, and batches would be kept for nobody.
-        if trainer.config.trainer.get("rollout_data_dir"):
-            self.dump_rows.add(lengths, step)
         # After a step with two sources, the curve of one must not end where a step has no other.
         self.sources.update(step.rows.sources)
         estimator = trainer.config.algorithm.adv_estimator
-        return step.metrics(estimator, lengths, by_source=len(self.sources) > 1)
+        metrics = step.metrics(estimator, lengths, by_source=len(self.sources) > 1)
+        # Without a folder, verl dumps nothing, and batches would be kept for nobody.
+        if trainer.config.trainer.get("rollout_data_dir"):
+            self.dump_rows.add(lengths, step)
+        return metrics
 
 
 def warn_of_paid_failures(config: Any, settings: GdpoSettings) -> None:
