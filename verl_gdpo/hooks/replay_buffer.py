@@ -82,7 +82,7 @@ def _fetched(keys: Sequence[str], partition_id: str) -> dict[str, KnownRow]:
     )
     infos = []
     for extra_fields in _column(fields, "extra_fields"):
-        # Where an agent loop set the score itself, nobody may have returned more.
+        # An agent loop that sets the score itself may return nothing more.
         infos.append(extra_fields.get("reward_extra_info") or {})
     check_names(infos, keys.__getitem__)
     rows = {}
@@ -311,8 +311,9 @@ def select_prompts(
     if original.__module__ == VERLS:
         uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in sampleable]
     selected = original(self, partition_id, uids, batch_size)
-    # A list of prompts, and {key: tag} of all rows; what verl returns besides goes on as it is.
-    prompts, row_tags = selected[0], selected[1]
+    # verl returns the prompts, {key: tag} of all rows, and more, which goes on as it is.
+    prompts = selected[0]
+    row_tags = selected[1]
     left = {RowKey.of_text(key).uid for key in row_tags}
     if left.isdisjoint(prompts):
         guard = record_of(self).guard
