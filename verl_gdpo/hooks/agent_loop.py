@@ -14,6 +14,7 @@ Relies on verl 0.9 `AgentLoopWorker`:
 """
 
 import asyncio
+import functools
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,40 +26,66 @@ from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.extend import Function, attach, record_of
 from verl_gdpo.scoring.function_list import KEY, OF_GROUP
 
-# in the `extra_info` of a reward function
-TOOL_SECONDS, IS_VALIDATION = "tool_seconds", "is_validation"
+# Reward functions find these in their `extra_info`.
+TOOL_SECONDS = "tool_seconds"
+IS_VALIDATION = "is_validation"
+# verl has what was returned beside the score under this name.
+INFO = "reward_extra_info"
+# A column of True stands beside a column `INFO` of ours, because verl may have one of its own.
+IS_OURS = "gdpo_is_ours"
 _validates: ContextVar[bool] = ContextVar("verl_gdpo_validates", default=False)
-_groups: dict[Any, "_Sessions"] = {}  # {task of a session that runs: its group}
-INFO = "reward_extra_info"  # verl's name for what was returned beside the score
-IS_OURS = "gdpo_is_ours"  # a column of True beside a column `INFO` of ours; verl has its own
+# {task of a session that runs: the sessions of its prompt}
+_groups: dict[Any, "_Sessions"] = {}
 
 
 class _Sessions:
     """The sessions of a prompt, which are scored together once each has an output or has ended."""
 
     def __init__(self, tasks: Any) -> None:
-        # None for a session that failed, or whose agent loop scored it
-        self._last = {task: asyncio.get_running_loop().create_future() for task in tasks}
+        # {task of a session: its last output}. It is None for a session that failed, or whose
+        # agent loop scored it.
+        self._last: dict[Any, asyncio.Future[Any]] = {}
+        for task in tasks:
+            last = asyncio.get_running_loop().create_future()
+            self._last[task] = last
+            task.add_done_callback(functools.partial(_end_without_output, last))
+        # One call scores all sessions, and each of them waits for it.
         self._scoring: asyncio.Future[list[Any]] | None = None
-        for task, last in self._last.items():
-            task.add_done_callback(lambda _, last=last: last.done() or last.set_result(None))
 
     async def result(self, output: Any, score: Function) -> Any:
         """Return this session's part of what `score` returns for the outputs of all."""
-        own = asyncio.current_task()
-        self._last[own].set_result(output)
+        own_task = asyncio.current_task()
+        self._last[own_task].set_result(output)
         await asyncio.wait(self._last.values())
-        outputs = {task: last.result() for task, last in self._last.items() if last.result()}
-        self._scoring = self._scoring or asyncio.ensure_future(score([*outputs.values()]))
-        return (await asyncio.shield(self._scoring))[[*outputs].index(own)]
+        # The outputs keep the order in which verl made the tasks.
+        tasks = []
+        outputs = []
+        for task, last in self._last.items():
+            if last.result() is not None:
+                tasks.append(task)
+                outputs.append(last.result())
+        if self._scoring is None:
+            self._scoring = asyncio.ensure_future(score(outputs))
+        # A session may be cancelled alone, and the others still need the results.
+        results = await asyncio.shield(self._scoring)
+        return results[tasks.index(own_task)]
+
+
+def _end_without_output(last: "asyncio.Future[Any]", _task: Any) -> None:
+    """Let the other sessions of a prompt go on without one that has ended."""
+    if not last.done():
+        last.set_result(None)
 
 
 async def settle(original: Function, tasks: Any, *args: Any, **kwargs: Any) -> Any:
     """Let the sessions of a prompt know each other before one of them begins."""
-    _groups.update(dict.fromkeys(tasks, _Sessions(tasks)))
+    sessions = _Sessions(tasks)
+    for task in tasks:
+        _groups[task] = sessions
     try:
         return await original(tasks, *args, **kwargs)
-    finally:  # a task holds its outputs
+    finally:
+        # A task holds its outputs, so none may stay here.
         for task in tasks:
             _groups.pop(task, None)
 
@@ -83,31 +110,55 @@ async def compute_and_mark(
     """
     if not _is_for_us(self):
         return await original(self, outputs, kwargs, *args, **more)
-    score, fields = outputs[-1].reward_score, outputs[-1].extra_fields
+    last = outputs[-1]
+    fields = last.extra_fields
+    own_score = last.reward_score
     fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
     fields[IS_VALIDATION] = _validates.get()
-    group = _groups.get(asyncio.current_task()) if score is None else None
-    if group and _scores_groups(self.config):
 
-        async def score_all(last: list[Any]) -> Any:
-            await original(self, last, {**kwargs, OF_GROUP: True}, *args, **more)
-            return last[-1].extra_fields[INFO]
-
-        result = await group.result(outputs[-1], score_all)
-        outputs[-1].reward_score, fields[INFO] = result["reward_score"], result[INFO]
-    else:
+    async def score(outputs: list[Any], kwargs: dict[str, Any]) -> None:
         await original(self, outputs, kwargs, *args, **more)
-    for name in (TOOL_SECONDS, IS_VALIDATION):  # no columns of the batch
-        fields.pop(name, None)
-    if score is not None:
-        info = fields.get(INFO) or {}
-        if AGENT_SCORE_KEY in info:
-            raise ValueError(
-                f"reward_extra_info has {AGENT_SCORE_KEY!r}, verl-gdpo's own; rename it"
-            )
-        named = {name: value for name, value in info.items() if name != "score"}
-        fields[INFO] = {**named, AGENT_SCORE_KEY: score}
+
+    group = None
+    if own_score is None and _scores_groups(self.config):
+        group = _groups.get(asyncio.current_task())
+    if group is None:
+        await score(outputs, kwargs)
+    else:
+        await _score_in_group(group, last, kwargs, score)
+    # The reward manager has read them by now, and as fields they would become columns of the batch.
+    fields.pop(TOOL_SECONDS, None)
+    fields.pop(IS_VALIDATION, None)
+    if own_score is not None:
+        fields[INFO] = _with_own_score(fields.get(INFO) or {}, own_score)
     return None
+
+
+async def _score_in_group(
+    group: _Sessions, last: Any, kwargs: dict[str, Any], score: Function
+) -> None:
+    """Score the last output of a session together with those of its prompt's other sessions."""
+
+    async def score_all(outputs: list[Any]) -> Any:
+        # verl sends all outputs to a reward worker, which returns a list of results for a group.
+        await score(outputs, {**kwargs, OF_GROUP: True})
+        return outputs[-1].extra_fields[INFO]
+
+    result = await group.result(last, score_all)
+    last.reward_score = result["reward_score"]
+    last.extra_fields[INFO] = result[INFO]
+
+
+def _with_own_score(info: dict[Any, Any], score: Any) -> dict[Any, Any]:
+    """Return what an agent loop returned beside its score, and the score under a name of ours.
+
+    Raises:
+        ValueError: the agent loop has used this name.
+    """
+    if AGENT_SCORE_KEY in info:
+        raise ValueError(f"reward_extra_info has {AGENT_SCORE_KEY!r}, verl-gdpo's own; rename it")
+    named = {name: value for name, value in info.items() if name != "score"}
+    return {**named, AGENT_SCORE_KEY: score}
 
 
 def _scores_groups(config: Any) -> bool:
@@ -122,9 +173,11 @@ def postprocess_without_columns(
     """Make one column of dicts: see `legacy.py`."""
     if not _is_for_us(self):
         return original(self, inputs, *args, **kwargs)
+    # One column of dicts, because samples may have different keys.
     infos = np.empty(len(inputs), dtype=object)
-    infos[:] = [each.extra_fields.get(INFO) or {} for each in inputs]
-    for each in inputs:
+    for place, each in enumerate(inputs):
+        infos[place] = each.extra_fields.get(INFO) or {}
+        # verl then makes no columns of it.
         each.extra_fields[INFO] = {}
     data = original(self, inputs, *args, **kwargs)
     data.non_tensor_batch[INFO] = infos
@@ -135,6 +188,7 @@ def postprocess_without_columns(
 def _is_for_us(worker: Any) -> bool:
     """Whether the worker's run has gdpo; asked once, as verl may run a manager's file for it."""
     config, is_ours = record_of(worker) or (None, False)
+    # Another run's configuration has another answer.
     if config is not worker.config:
         estimator = OmegaConf.select(worker.config, "algorithm.adv_estimator")
         is_ours = estimator == "gdpo" or runs_gdpo_manager(worker.config)

@@ -24,23 +24,26 @@ from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 import verl_gdpo
 
-OURS = "verl_gdpo.hooks.reward_manager"  # the module of our manager
+# The module of our manager.
+OURS = "verl_gdpo.hooks.reward_manager"
 # What scores and what trains has to be the same on all nodes: paths in this package. Tools, charts
 # and pages may differ.
 COMPARED = ("__init__.py", "plugin.py", "algorithm", "scoring", "hooks", "tasks")
-# {part: a module of it}, for parts that a run uses if this process has loaded the module
+# {part: a module of it}. A run uses the part if this process has loaded the module.
 COMPARED_IF_LOADED = {
     "cpu": "verl_gdpo.cpu.device",
     "tools/run/attention.py": "verl_gdpo.tools.run.attention",
     "tools/run/resumed.py": "verl_gdpo.tools.run.resumed",
 }
-DATA_PREPARATION = ("tasks/preparation/*", "tasks/*/rows.py")  # it is done before a run starts
-# an answer imports verl, which takes minutes from a slow shared disk
+# Data is prepared before a run starts, so nodes may differ in how.
+DATA_PREPARATION = ("tasks/preparation/*", "tasks/*/rows.py")
+# For its answer a node imports verl, which takes minutes from a slow shared disk.
 ANSWER_SECONDS = 300.0
 
 
 def is_ours(manager_cls: type) -> bool:
     """Whether it is our manager, or a subclass of it."""
+    # The module goes by its name, because importing it would load all that scores.
     return any(base.__module__ == OURS for base in manager_cls.__mro__)
 
 
@@ -50,14 +53,17 @@ def runs_gdpo_manager(config: Any) -> bool:
     The result is False for an unknown name: verl raises its own error when it makes the workers.
     """
     manager = config.reward.reward_manager
-    if manager.source == "register":
-        if manager.name == "gdpo":
-            return True
-        try:
-            return is_ours(resolve_reward_manager_cls(config))
-        except ValueError:
-            return False
-    return is_ours(resolve_reward_manager_cls(config))
+    if manager.source == "register" and manager.name == "gdpo":
+        return True
+    try:
+        manager_cls = resolve_reward_manager_cls(config)
+    except ValueError:
+        # Of a name that nobody has registered, verl says so itself. A file that cannot be loaded
+        # is another error.
+        if manager.source != "register":
+            raise
+        return False
+    return is_ours(manager_cls)
 
 
 def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None:
@@ -71,16 +77,18 @@ def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None
         f"Install verl-gdpo=={verl_gdpo.__version__} on every node of the Ray cluster. If "
         "VERL_USE_EXTERNAL_PLUGINS is set there, it must include verl_gdpo"
     )
+    names = set(sources)
     try:
-        asked = [worker.__ray_call__.remote(node_and_manager, {*sources}) for worker in workers]
+        asked = [worker.__ray_call__.remote(node_and_manager, names) for worker in workers]
         answers = ray.get(asked)
-    except ray.exceptions.RayError as error:  # a node without the package cannot answer
+    except ray.exceptions.RayError as error:
+        # A node without the package cannot answer.
         raise RuntimeError(f"a reward worker did not start or answer: {error}. {advice}") from error
-    foreign = sorted({node for node, runs_ours, _ in answers if not runs_ours})
+    foreign = {node for node, runs_ours, _ in answers if not runs_ours}
     if foreign:
         raise RuntimeError(
-            f"reward.reward_manager: on nodes {foreign} the reward workers do not run the manager "
-            f"of verl-gdpo. {advice}"
+            f"reward.reward_manager: on nodes {sorted(foreign)} the reward workers do not run the "
+            f"manager of verl-gdpo. {advice}"
         )
     for node, _, refusal in answers:
         if refusal:
@@ -92,7 +100,8 @@ def node_and_manager(worker: Any, sources: Iterable[str]) -> tuple[str, bool, st
 
     It runs in a reward worker.
     """
-    manager, node = worker.reward_manager, ray.util.get_node_ip_address()
+    manager = worker.reward_manager
+    node = ray.util.get_node_ip_address()
     if not is_ours(type(manager)):
         return node, False, ""
     return node, True, manager.cannot_score(sources)
@@ -112,34 +121,53 @@ def sources_in(config: Any, key: str) -> set[str] | None:
     files = OmegaConf.select(config, f"data.{key}")
     if not files or OmegaConf.select(config, "data.custom_cls.path"):
         return None
+    if isinstance(files, str):
+        files = [files]
     sources: set[Any] = set()
-    for file in [files] if isinstance(files, str) else files:
+    for file in files:
         path = Path(str(file)).expanduser()
         try:
-            if path.suffix == ".parquet":
-                table = pa.parquet.read_table(path, columns=["data_source"])
-            else:  # texts may be gigabytes
-                schema = pa.schema([("data_source", pa.string())])
-                alone = pa.json.ParseOptions(schema, unexpected_field_behavior="ignore")
-                table = pa.json.read_json(path, parse_options=alone)
-            sources |= {*table["data_source"].unique().to_pylist()}
+            sources.update(_sources_of_file(path))
         except (OSError, KeyError, pa.ArrowException):
             return None
-    return None if None in sources else sources
+    # verl says which row has none.
+    if None in sources:
+        return None
+    return sources
+
+
+def _sources_of_file(path: Path) -> list[Any]:
+    """Return the values of `data_source` in a file of rows, without reading its texts into memory.
+
+    Raises:
+        OSError, KeyError, pyarrow.ArrowException: it cannot be read, or has no such column.
+    """
+    if path.suffix == ".parquet":
+        table = pa.parquet.read_table(path, columns=["data_source"])
+    else:
+        # A JSON file has no columns to choose from, so all other fields are ignored.
+        schema = pa.schema([("data_source", pa.string())])
+        options = pa.json.ParseOptions(schema, unexpected_field_behavior="ignore")
+        table = pa.json.read_json(path, parse_options=options)
+    return list(table["data_source"].unique().to_pylist())
 
 
 def scored_rows(dataset: Any) -> Any | None:
     """Return the columns that say how rows are scored; None for a dataset without such a table."""
-    table = getattr(dataset, "dataframe", None)
+    table: Any = getattr(dataset, "dataframe", None)
     columns = ["data_source", "reward_model"]
-    has_them = {*columns} <= {*getattr(table, "column_names", ())}
-    return table.select_columns(columns) if has_them else None  # type: ignore[union-attr]
+    if not set(columns).issubset(getattr(table, "column_names", ())):
+        return None
+    return table.select_columns(columns)
 
 
 def compared_parts() -> list[str]:
     """Return the parts of this package that the run of this process uses, as `state` takes them."""
-    used = [part for part, module in COMPARED_IF_LOADED.items() if module in sys.modules]
-    return [*COMPARED, *used]
+    parts = list(COMPARED)
+    for part, module in COMPARED_IF_LOADED.items():
+        if module in sys.modules:
+            parts.append(part)
+    return parts
 
 
 def state(parts: Sequence[str]) -> str:
@@ -165,9 +193,17 @@ def code_files(root: Path, parts: Sequence[str]) -> list[Path]:
     files: list[Path] = []
     for part in parts:
         path = root / part
-        files += path.rglob("*.py") if path.is_dir() else [path]
-    relative = sorted(file.relative_to(root) for file in files)
-    return [file for file in relative if not any(map(file.match, DATA_PREPARATION))]
+        if path.is_dir():
+            files.extend(path.rglob("*.py"))
+        else:
+            files.append(path)
+    compared = []
+    # Folders list their files in any order, and the hash needs one.
+    for file in sorted(files):
+        relative = file.relative_to(root)
+        if not any(relative.match(pattern) for pattern in DATA_PREPARATION):
+            compared.append(relative)
+    return compared
 
 
 def refuse_other_states() -> None:
@@ -182,10 +218,17 @@ def refuse_other_states() -> None:
         return
     parts = compared_parts()
     ours = state(parts)
-    questions = {node["NodeManagerAddress"]: _asked(node["NodeID"], state, parts) for node in nodes}
-    ray.wait([*questions.values()], num_returns=len(nodes), timeout=ANSWER_SECONDS)
-    answers = {address: _answer(question) for address, question in sorted(questions.items())}
-    if wrong := [f"{node}: {answer}" for node, answer in answers.items() if answer != ours]:
+    # All nodes are asked before any is waited for, because each may take minutes.
+    questions = {}
+    for node in nodes:
+        questions[node["NodeManagerAddress"]] = _asked(node["NodeID"], state, parts)
+    ray.wait(list(questions.values()), num_returns=len(nodes), timeout=ANSWER_SECONDS)
+    wrong = []
+    for address, question in sorted(questions.items()):
+        answer = _answer(question)
+        if answer != ours:
+            wrong.append(f"{address}: {answer}")
+    if wrong:
         raise RuntimeError(
             "verl-gdpo is not the same on all nodes of the Ray cluster: its files that score and "
             f"train ({', '.join(parts)}) are {ours} here. {'; '.join(wrong)}. Install one state of "
@@ -195,6 +238,7 @@ def refuse_other_states() -> None:
 
 def _asked(node_id: str, function: Callable[..., str], *args: Any) -> Any:
     """Call a function on a node, in a process that ends after it."""
+    # Without `soft`, Ray reports an error where the node has gone, and asks no other one.
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     options = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)
     return options(function).remote(*args)
@@ -208,6 +252,7 @@ def _answer(question: Any) -> str:
         ray.cancel(question, force=True)
         return f"no answer within {ANSWER_SECONDS:.0f} s"
     except ray.exceptions.RayError as error:
+        # The last line of a remote traceback has the message.
         return str(error).strip().splitlines()[-1]
 
 

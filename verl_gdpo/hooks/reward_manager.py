@@ -22,6 +22,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rubrics import Rubric
+from verl_gdpo.algorithm.settings import WeightedSum
 from verl_gdpo.algorithm.values import (
     ERROR_KEY,
     NOTES_KEY,
@@ -62,9 +63,9 @@ logger = logging.getLogger(__name__)
 class _Source(NamedTuple):
     """How rows of a data source are scored.
 
-    task: None for the user's function, and for rows that verl scores.
+    task: None for the user's functions, and for rows that verl scores.
     options: of the task's scorer.
-    names: None for the user's function, which names its rewards itself.
+    names: None for the user's functions, which name their rewards themselves.
     """
 
     task: Task | None
@@ -90,7 +91,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     verl would go on after an exception. Other trainers get the exception.
     """
 
-    threads_at_once: int | None = None  # of a function that is not async; `check` has more
+    # How many calls of a function that is not async run at once. `check` has more.
+    threads_at_once: int | None = None
 
     def __init__(
         self,
@@ -100,26 +102,35 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         reward_router_address: str | None = None,
         reward_model_tokenizer: Any = None,
     ) -> None:
+        # A reward worker is a process of its own, where gdpo may be refused for another reason.
         raise_refusals()
         super().__init__(config, tokenizer, compute_score)
         self.settings = read_settings(algorithm_of(config))
         self.is_custom = has_own_scorer(config)
         self.functions = reward_functions(config)
         self.limiter = Limiter(check_limits(config), counter_of_run)
-        self._sources: dict[str, _Source] = {}  # {data source}; see `_source`
+        # Tasks, and functions of the list that no limit holds for, ask nobody.
         self.unlimited = Limiter(None)
-        self._threads: dict[str, Threads] = {}  # {scorer: its threads}
-        self._told: set[str] = set()  # names of which the log speaks
+        # {data source: how its rows are scored}; see `_source`.
+        self._sources: dict[str, _Source] = {}
+        # {scorer: its threads}; see `_threads_of`.
+        self._threads: dict[str, Threads] = {}
+        # The names of which the log speaks; see `_say_what_is_dropped`.
+        self._told: set[str] = set()
         self.slow_scoring = SlowScoring()
-        # `trainer.use_v1` would not tell: it is also true for trainers that do not read it
+        # `trainer.use_v1` would not tell: it is also true for trainers that do not read it.
         self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
-        model = zip(ROUTER, (reward_router_address, reward_model_tokenizer), strict=True)
-        self.router_kwargs = {} if reward_router_address is None else dict(model)
+        # What functions may take of verl's router to a reward model, where there is one.
+        self.router_kwargs: dict[str, Any] = {}
+        if reward_router_address is not None:
+            values = (reward_router_address, reward_model_tokenizer)
+            self.router_kwargs.update(zip(ROUTER, values, strict=True))
 
     def cannot_score(self, sources: Iterable[str]) -> str:
         """Why this machine cannot score rows of these data sources; "" if it can."""
         try:
-            for source in map(self._source, sources):
+            for name in sources:
+                source = self._source(name)
                 if source.task is not None:
                     source.task.missing(**source.options)
         except (OSError, ValueError) as error:
@@ -129,29 +140,44 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     def _source(self, name: str) -> _Source:
         """How rows of a data source are scored; a task is imported for its first row."""
         if name not in self._sources:
-            task = None if self.is_custom else TASK_BY_SOURCE.get(name)
-            options = dict(self.config.reward.get("reward_kwargs") or {})
-            self._sources[name] = _Source(
-                task,
-                options_for(name, options) if task else {},
-                None if self.is_custom else row_names(self.settings, name),
-            )
+            self._sources[name] = self._new_source(name)
         return self._sources[name]
+
+    def _new_source(self, name: str) -> _Source:
+        if self.is_custom:
+            return _Source(task=None, options={}, names=None)
+        names = row_names(self.settings, name)
+        task = TASK_BY_SOURCE.get(name)
+        if task is None:
+            return _Source(task=None, options={}, names=names)
+        options = dict(self.config.reward.get("reward_kwargs") or {})
+        return _Source(task, options_for(name, options), names)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last row of `data`, which holds the rows of a session; or all, for a group."""
         has_group = OF_GROUP in data[-1].non_tensor_batch
-        rows = [data[place] for place in range(len(data))] if has_group else [data[-1]]
-        group = Rows(map(self._row, rows), is_whole=has_group or not self.reports_errors)
-        scoring = (self._run_row(each.non_tensor_batch, group, n) for n, each in enumerate(rows))
+        rows = [data[-1]]
+        if has_group:
+            rows = [data[place] for place in range(len(data))]
+        # Only V1's workers send groups, so another trainer's row is all that there is.
+        is_whole = has_group or not self.reports_errors
+        group = Rows([self._row(row) for row in rows], is_whole=is_whole)
+        scoring = []
+        for place, row in enumerate(rows):
+            scoring.append(self._run_row(row.non_tensor_batch, group, place))
         results = await asyncio.gather(*scoring)
-        return {"reward_score": 0.0, "reward_extra_info": results} if has_group else results[0]
+        if has_group:
+            # `compute_and_mark` in `agent_loop.py` gives each session its own result.
+            return {"reward_score": 0.0, "reward_extra_info": results}
+        return results[0]
 
     async def _run_row(self, fields: Mapping[str, Any], group: Rows, place: int) -> dict[str, Any]:
+        """Score a row; on V1, a row that cannot be scored says why under `ERROR_KEY`."""
+        # A cancellation by verl is no Exception, and passes.
         try:
             result = await self._score(fields, group, place)
             return call(self._checked, result, fields["data_source"], fields.get("global_steps"))
-        except Exception as error:  # a cancellation by verl is none
+        except Exception as error:
             message = describe(error, fields)
             logger.error("verl-gdpo: %s\n%s", message, traceback.format_exc())
             if not self.reports_errors:
@@ -160,51 +186,82 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
     async def _row(self, row: Any) -> dict[str, Any]:
         """Return what functions may take of a row of `data`, under verl's names."""
-        fields, response_ids = row.non_tensor_batch, row.batch["responses"]
+        fields = row.non_tensor_batch
+        response_ids = row.batch["responses"]
         length = fields.get("response_len")
-        if length is None:  # verl scores a whole batch at once
+        if length is None:
+            # Outside of V1, the response is padded, and the mask tells its length.
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
         decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
         solution_str = await self.loop.run_in_executor(None, call, decode, response_ids[:length])
+        # The messages of the prompt are an array, which functions get as a list.
+        prompt = list(fields.get("raw_prompt", ())) or None
         return {
             "data_source": fields["data_source"],
             "solution_str": solution_str,
             "ground_truth": (fields.get("reward_model") or {}).get("ground_truth"),
             "extra_info": self._extra_info(fields, length),
-            "prompt": [*fields.get("raw_prompt", ())] or None,  # messages, in an array
+            "prompt": prompt,
             **self.router_kwargs,
         }
 
     async def _score(self, fields: Mapping[str, Any], group: Rows, place: int) -> Any:
         """Return the scorer's unchecked result for one row."""
-        row = {**await group.rows[place]}
-        task, options, _ = self._source(row["data_source"])
-        notes = task.programs.notes() if task and task.programs else None
-        if task is not None:
-            score = functools.partial(
-                task.score,
-                *(row["solution_str"], row["ground_truth"]),
-                response_tokens=row["extra_info"]["response_tokens"],
-                step=fields.get("global_steps"),
-                **options,
-                **({"notes": notes} if notes else {}),
-            )
-        elif self.functions:
-            run = functools.partial(self._run_listed, label_of(fields))
-            of_group = functools.partial(group.result, place)
-            return await score_with(self.functions, run, {**row, OF_GROUP: of_group})
-        else:
-            del row["prompt"]
-            score = functools.partial(self.compute_score, **row)
+        row = await group.rows[place]
         label = label_of(fields)
-        if task is not None:
-            threads = self._threads_of(f"task {task.name}", task)
-            result = await self._run(label, threads, score, self.unlimited)
-        else:
-            threads = self._threads_of("the reward function")
-            result = await self._run(label, threads, score, self.limiter)
-        return {**result, NOTES_KEY: notes.numbers()} if notes else result
+        source = self._source(row["data_source"])
+        if source.task is not None:
+            step = fields.get("global_steps")
+            return await self._score_by_task(source.task, source.options, row, step, label)
+        if self.functions:
+            return await self._score_by_list(row, group, place, label)
+        return await self._score_by_function(row, label)
+
+    async def _score_by_task(
+        self,
+        task: Task,
+        options: Mapping[str, Any],
+        row: Mapping[str, Any],
+        step: int | None,
+        label: str,
+    ) -> Any:
+        """Score a row by our scorer for its data source, and log what the scorer notes."""
+        notes = None
+        keywords = {}
+        if task.programs is not None:
+            notes = task.programs.notes()
+            keywords["notes"] = notes
+        score = functools.partial(
+            task.score,
+            row["solution_str"],
+            row["ground_truth"],
+            response_tokens=row["extra_info"]["response_tokens"],
+            step=step,
+            **options,
+            **keywords,
+        )
+        threads = self._threads_of(f"task {task.name}", task)
+        result = await self._run(label, threads, score, self.unlimited)
+        if notes is None:
+            return result
+        return {**result, NOTES_KEY: notes.numbers()}
+
+    async def _score_by_list(
+        self, row: Mapping[str, Any], group: Rows, place: int, label: str
+    ) -> dict[str, Any]:
+        """Score a row by the functions of `reward.reward_functions`; some take its whole group."""
+        run = functools.partial(self._run_listed, label)
+        of_group = functools.partial(group.result, place)
+        return await score_with(self.functions, run, {**row, OF_GROUP: of_group})
+
+    async def _score_by_function(self, row: Mapping[str, Any], label: str) -> Any:
+        """Score a row by the function of `reward.custom_reward_function`, or else by verl's own."""
+        # verl's own managers hand over no `prompt`, and a function may not take it.
+        taken = {name: value for name, value in row.items() if name != "prompt"}
+        score = functools.partial(self.compute_score, **taken)
+        threads = self._threads_of("the reward function")
+        return await self._run(label, threads, score, self.limiter)
 
     async def _run(
         self, label: str, threads: Threads, score: functools.partial[Any], limiter: Limiter
@@ -213,12 +270,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
         It waits for a thread first, as nothing should wait once the limits allow a call.
         """
+        # A coroutine function shares the event loop, as verl's own managers have it.
         if inspect.iscoroutinefunction(score.func):
-            return await limiter.call(lambda: self.slow_scoring.wait(label, score()), label)
+            return await limiter.call(functools.partial(self._watched, label, score), label)
         thread = await threads.reserve()
         try:
-            return await limiter.call(lambda: self._in_thread(label, thread, score), label)
+            in_thread = functools.partial(self._in_thread, label, thread, score)
+            return await limiter.call(in_thread, label)
         except NoAnswerError:
+            # Nobody can end the function, so its thread is not used again until it returns.
             thread.mark_stuck(label)
             raise
         finally:
@@ -237,6 +297,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         except asyncio.CancelledError:
             await asyncio.wait({answer})
             raise
+        # A function that is not async may return a coroutine, as one that wraps another does.
         if inspect.isawaitable(result):
             result = await self.slow_scoring.wait(label, result)
         return result
@@ -245,19 +306,29 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         self, label: str, function: ListedFunction, score: functools.partial[Any]
     ) -> Any:
         """Call a function of the list; no two of them share threads."""
-        label = f"{label}, function {function.name}"
-        limiter = self.limiter if is_limited(function.entry) else self.unlimited
+        own_label = f"{label}, function {function.name}"
+        limiter = self.unlimited
+        if is_limited(function.entry):
+            limiter = self.limiter
         if function.takes_limits:
+            # It keeps within the limits itself, and waits for them once for each of its requests.
 
             async def within_limits(ask: Callable[[], Awaitable[Any]]) -> Any:
-                return await limiter.call(lambda: self.slow_scoring.wait(label, ask()), label)
+                watched = functools.partial(self._watched, own_label, ask)
+                return await limiter.call(watched, own_label)
 
             return await answer_of(in_own_task(lambda: score(within_limits=within_limits)))
+        # A function that hangs must not take the threads of another.
         threads = self._threads_of(f"function {function.name}")
-        return await self._run(label, threads, score, limiter)
+        return await self._run(own_label, threads, score, limiter)
+
+    async def _watched(self, label: str, scoring: Callable[[], Awaitable[Any]]) -> Any:
+        """Await a scorer, and let the log name its sample if it hangs."""
+        return await self.slow_scoring.wait(label, scoring())
 
     def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
         """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
+        # The first two are for rows that came without our agent loop workers.
         return {
             "tool_seconds": 0.0,
             "is_validation": False,
@@ -275,46 +346,75 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         Raises:
             ValueError: a reward is missing, is not a finite number, or contradicts the `score`.
         """
+        info = self._named(result, data_source)
+        # Without names in the configuration, each number that a scorer returns is a reward.
+        are_named = self.settings.rewards is not None
+        if not are_named and _is_lone_score(info):
+            info["acc"] = info["score"]
+        terms = self._terms_of(info)
+        for name in terms.names:
+            info[name] = value_or_error(info[name], f"reward {name!r} ")
+        if not are_named and self.is_custom:
+            _check_sum(info, terms)
+        score = terms.score(info, step)
+        value_or_error(score, "the weighted sum of the rewards ")
+        # Values that Ray cannot send would fail the session, and the trainer would not notice.
+        plain = {name: as_json(value, name) for name, value in info.items()}
+        return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
+
+    def _named(self, result: Any, data_source: str) -> dict[str, Any]:
+        """Return what a scorer returned, under the names that the run has for it.
+
+        Raises:
+            ValueError: it returned None, or a name that no value can have.
+        """
         if result is None:
             raise ValueError("the scorer returned None; expected a number or {name: reward}")
-        returned = result if isinstance(result, Mapping) else {"acc": result}
+        returned: Mapping[Any, Any] = {"acc": result}
+        if isinstance(result, Mapping):
+            returned = result
         info = {plain_name(name): value for name, value in returned.items()}
-        # a function of the user's alone is the only one whose keys nobody has looked at
+        # A function of the user's alone is the only one whose keys nobody has looked at.
         is_alone = self.is_custom and not self.functions
         for name in list(info):
             if is_alone or not is_internal(name):
                 check_name(name)
             if name.startswith(RUBRIC_KEY):
-                score = float(Rubric.of([info[name]], self.settings.rubric_weights).score_N[0])
+                # The value of a rubric is the sum of its criteria, None where none applies.
+                rubric = Rubric.of([info[name]], self.settings.rubric_weights)
+                score = float(rubric.score_N[0])
                 info[name.removeprefix(RUBRIC_KEY)] = None if math.isnan(score) else score
-        if (names := self._source(data_source).names) is not None:
-            info = names.named(info)
-        if self.settings.rewards is None and _is_lone_score(info):
-            info["acc"] = info["score"]
+        names = self._source(data_source).names
+        if names is None:
+            return info
+        return names.named(info)
+
+    def _terms_of(self, info: Mapping[str, Any]) -> WeightedSum:
+        """Return the weighted sum over the rewards of a row.
+
+        Raises:
+            ValueError: a configured reward is missing, or there is no reward at all.
+        """
+        # What is a reward is decided as the trainer will decide it for the batch: this row is one.
         columns = {name: [value] for name, value in info.items()}
-        if self.settings.rewards is None and not rewards_among(columns):
+        if self.settings.rewards is not None:
+            return terms_among(columns, self.settings)
+        if not rewards_among(columns):
             raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
         terms = terms_among(columns, self.settings)
-        if self.settings.rewards is None:
-            self._say_what_is_dropped({name: info[name] for name in info if name not in terms})
-        for name in terms.names:
-            info[name] = value_or_error(info[name], f"reward {name!r} ")
-        if self.settings.rewards is None and self.is_custom:
-            _check_sum(info, terms)
-        score = terms.score(info, step)
-        value_or_error(score, "the weighted sum of the rewards ")
-        # values that Ray cannot send would fail the session, and the trainer would not notice
-        plain = {name: as_json(value, name) for name, value in info.items()}
-        return {"reward_score": score, "reward_extra_info": {**plain, "score": score}}
+        self._say_what_is_dropped({name: info[name] for name in info if name not in terms})
+        return terms
 
     def _say_what_is_dropped(self, info: Mapping[str, Any]) -> None:
         """Log once what is no number, and likely meant as a reward.
 
         If another row has a number under the name, the trainer refuses the batch.
         """
-        for name in {*filter(lambda name: may_be_meant(info[name]), info)} - self._told:
+        for name, value in info.items():
+            if name in self._told or not may_be_meant(value):
+                continue
             self._told.add(name)
-            what = f"{name!r} as {info[name]!r}, which is no number, so it is no reward"
+            what = f"{name!r} as {value!r}, which is no number, so it is no reward"
             logger.warning("verl-gdpo: the scorer returned %s. Return a float", what)
 
     def _threads_of(self, scorer: str, task: Task | None = None) -> Threads:
@@ -322,7 +422,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if scorer not in self._threads:
             at_once = self.threads_at_once
             if task is not None and task.programs is not None:
-                # as many as can run at once: this worker may have all cores for them
+                # This worker may have all cores for the programs, so as many run as there are.
                 at_once = task.programs.at_once()
             self._threads[scorer] = Threads(scorer, at_once, self.limiter.timeout)
         return self._threads[scorer]
@@ -344,6 +444,8 @@ def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
     """Raise ValueError for a `score` that is not the sum of the rewards."""
     if not is_number(info.get("score")):
         return
-    own, values = float(info["score"]), {name: info[name] for name in names}
-    if not is_the_sum(own, sum(value or 0.0 for value in values.values())):
+    own = float(info["score"])
+    values = {name: info[name] for name in names}
+    total = sum(value or 0.0 for value in values.values())
+    if not is_the_sum(own, total):
         raise ValueError(not_the_sum(own, values))

@@ -24,12 +24,14 @@ import ray
 from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.terminal import GO_ON
 
-ANSWER_SECONDS = 10.0  # after a failed prompt, actors get this time to answer
-NODE_SECONDS = 90.0  # until Ray knows that a node has died, also if its machine lost its power
-# more prompts than this may be lost than are kept, however small the batch is: by chance, prompts
-# of which less than 4 in 10 are lost do not get there
+# After a failed prompt, actors get this time to answer.
+ANSWER_SECONDS = 10.0
+# By then Ray knows that a node has died, also if its machine lost its power.
+NODE_SECONDS = 90.0
+# More prompts than this may be lost than are kept, however small the batch is: by chance, prompts
+# of which less than 4 in 10 are lost do not get there.
 LEAST_TOLERATED = 32
-# {attribute of a trainer, where it has one: what its worker group is called in messages}
+# {attribute that a trainer may have: what messages call its worker group}
 TRAINING_WORKERS = {
     "actor_rollout_wg": "training worker",
     "actor_wg": "training worker",
@@ -60,12 +62,16 @@ class Prompts:
 
 @dataclass
 class _Count:
-    """What has become of the prompts of one partition since more were last kept than lost."""
+    """What has become of the prompts of one partition since more were last kept than lost.
 
-    ended: set[str] = field(default_factory=set)  # at the last look
+    ended: uids of the prompts that had ended at the last look.
+    example: uid of a lost prompt, for the message.
+    """
+
+    ended: set[str] = field(default_factory=set)
     kept: int = 0
     lost: int = 0
-    example: str = ""  # a lost prompt
+    example: str = ""
 
 
 class RolloutGuard:
@@ -85,8 +91,10 @@ class RolloutGuard:
     def __init__(self, actors: Callable[[], dict[str, Any]], *, tolerated: int) -> None:
         self._actors = actors
         self._tolerated = max(tolerated, LEAST_TOLERATED)
-        self._questions: dict[Any, str] = {}  # open question: actor; only one for each actor
-        self._silent: set[str] = set()  # actors for whose answer it has waited in vain
+        # {open question: actor}. An actor has one open question at a time.
+        self._questions: dict[Any, str] = {}
+        # Actors for whose answer it has waited in vain.
+        self._silent: set[str] = set()
         self._counts: defaultdict[str, _Count] = defaultdict(_Count)
 
     def check(self, partitions: Mapping[str, Prompts]) -> None:
@@ -106,13 +114,21 @@ class RolloutGuard:
             count.ended = prompts.ended
             count.lost += len(lost)
             count.kept += len(fresh) - len(lost)
+            # A set has no order, so the message names the first by its uid.
             count.example = min(lost, default=count.example)
-            has_failure |= not fresh.isdisjoint(prompts.failed)
-        # after a new failure, wait for answers: an actor may be dead, and training must not go on
-        self.raise_if_dead(ANSWER_SECONDS if has_failure else 0)
+            if not fresh.isdisjoint(prompts.failed):
+                has_failure = True
+        # After a new failure, it waits for answers: an actor may be dead, and then training must
+        # not go on.
+        seconds = 0.0
+        if has_failure:
+            seconds = ANSWER_SECONDS
+        self.raise_if_dead(seconds)
         for name, prompts in partitions.items():
             count = self._counts[name]
-            tolerated = LEAST_TOLERATED if name == "val" else self._tolerated
+            tolerated = self._tolerated
+            if name == "val":
+                tolerated = LEAST_TOLERATED
             if count.lost - count.kept - prompts.under_way > tolerated:
                 ended = count.lost + count.kept
                 self.raise_failed(f"{count.lost} of the last {ended}", name, count.example)
@@ -121,7 +137,8 @@ class RolloutGuard:
         """Forget the prompts of the partition so far, unless more of them were lost than kept."""
         count = self._counts[partition]
         if count.lost <= count.kept:
-            count.lost = count.kept = 0
+            count.lost = 0
+            count.kept = 0
 
     def raise_if_dead(self, seconds: float = ANSWER_SECONDS) -> None:
         """Ask all actors, and wait for their answers, at most so long.
@@ -130,14 +147,16 @@ class RolloutGuard:
             RolloutError: an actor is dead.
         """
         if seconds:
-            self._questions.clear()  # their answers can be from before a death
-        asked = {*self._questions.values()}
+            # Answers to these questions can be from before a death.
+            self._questions.clear()
+        asked = set(self._questions.values())
         for name, actor in self._actors().items():
             if name not in asked:
                 self._questions[actor.__ray_ready__.remote()] = name
         questions = list(self._questions)
         if seconds:
-            self._silent |= {*self._questions.values()}
+            # An actor is silent until its answer has come.
+            self._silent.update(self._questions.values())
         for answer in _answers(questions, seconds):
             name = self._questions.pop(answer)
             try:
@@ -145,7 +164,8 @@ class RolloutGuard:
             except ray.exceptions.ActorDiedError as error:
                 raise RolloutError(died(name, error)) from None
             except ray.exceptions.RayError:
-                continue  # the actor cannot be reached now; the next call asks it again
+                # The actor cannot be reached now. The next call asks it again.
+                continue
             self._silent.discard(name)
 
     def raise_if_node_died(self, seconds: float = NODE_SECONDS) -> None:
@@ -155,11 +175,14 @@ class RolloutGuard:
             RolloutError: an actor is dead.
         """
         give_up = time.monotonic() + seconds
-        while (left := give_up - time.monotonic()) > 0:
+        left = seconds
+        while left > 0:
             self.raise_if_dead(left)
             if not self._silent:
                 return
-            time.sleep(1)  # Ray says first of such an actor that it cannot be reached
+            # Of an actor whose node died, Ray says first that it cannot be reached.
+            time.sleep(1)
+            left = give_up - time.monotonic()
 
     def raise_failed(self, which: str, partition: str, uid: str) -> NoReturn:
         """Raise RolloutError for prompts that failed, `uid` among them."""
@@ -178,6 +201,7 @@ def _answers(questions: list[Any], seconds: float) -> Iterator[Any]:
     give_up = time.monotonic() + seconds
     waiting = questions
     if waiting:
+        # What is answered by now comes as a whole, also where there is no time to wait.
         answered, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         yield from answered
     while waiting and time.monotonic() < give_up:
@@ -190,7 +214,8 @@ def died(name: str, error: Exception) -> str:
     """Return one line about an actor of which Ray says this."""
     reason, causes, _ = " ".join(str(error).split()).partition(" Some common causes")
     hint = ""
-    if causes:  # Ray does not know
+    if causes:
+        # Ray lists causes where it knows none.
         hint = " The memory may have run out (see dmesg), or its last lines in the log say why."
     return f"{name} died. {GO_ON}. Ray says: {reason}{hint}"
 
@@ -209,6 +234,7 @@ def naming_the_dead(trainer: Any) -> Iterator[None]:
         for name, worker in workers.items():
             if _is_of(error, worker):
                 raise RolloutError(died(name, error)) from None
+        # Actors of rollouts may have died without an error of their own, which takes Ray a while.
         RolloutGuard(lambda: rollout_actors(trainer), tolerated=0).raise_if_node_died()
         RolloutGuard(lambda: workers, tolerated=0).raise_if_dead()
         raise
@@ -216,7 +242,8 @@ def naming_the_dead(trainer: Any) -> Iterator[None]:
 
 def _is_of(error: Exception, actor: Any) -> bool:
     """Whether Ray says by this error that the actor has died."""
-    if isinstance(error, ray.exceptions.RayTaskError):  # what another actor says, who lives
+    if isinstance(error, ray.exceptions.RayTaskError):
+        # Another actor says so, and lives.
         return False
     if not isinstance(error, ray.exceptions.ActorDiedError):
         return False
@@ -229,7 +256,8 @@ def naming_the_trainer() -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayActorError as error:
-        if isinstance(error, ray.exceptions.RayTaskError):  # it lives, and says this of another one
+        if isinstance(error, ray.exceptions.RayTaskError):
+            # The trainer lives, and says this of another actor.
             raise
         raise RolloutError(died("the trainer's process or its node", error)) from error
 
@@ -238,12 +266,14 @@ def queue_actors() -> dict[str, Any]:
     """Return {name: Ray actor handle} of this run's TransferQueue, which must be running."""
     if not ray.is_initialized():
         return {}
+    # Other namespaces of the cluster are other runs.
     ours = {"transfer_queue", ray.get_runtime_context().namespace}
-    return {
-        actor["name"]: ray.get_actor(actor["name"], actor["namespace"])
-        for actor in ray.util.list_named_actors(all_namespaces=True)
-        if actor["name"].startswith("TransferQueue") and actor["namespace"] in ours
-    }
+    actors = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        name = actor["name"]
+        if name.startswith("TransferQueue") and actor["namespace"] in ours:
+            actors[name] = ray.get_actor(name, actor["namespace"])
+    return actors
 
 
 def training_workers(trainer: Any) -> dict[str, Any]:
@@ -262,14 +292,18 @@ def training_workers(trainer: Any) -> dict[str, Any]:
 
 def rollout_actors(trainer: Any) -> dict[str, Any]:
     """Return {description: Ray actor handle} of all actors that this trainer's rollouts need."""
+    actors: dict[str, Any] = {}
     record = record_of(trainer)
-    actors = dict(record.queue_actors) if record else {}
+    if record:
+        actors.update(record.queue_actors)
     rewards = getattr(trainer, "reward_loop_manager", None)
     for number, worker in enumerate(getattr(rewards, "reward_loop_worker_handles", None) or ()):
         actors[f"reward worker {number}"] = worker
-    loops = getattr(trainer, "agent_loop_manager", None) or getattr(  # of the legacy trainer
-        trainer, "async_rollout_manager", None
-    )  # a custom manager may lack workers
+    # The legacy trainer has the manager of agent loops under another name.
+    loops = getattr(trainer, "agent_loop_manager", None)
+    if not loops:
+        loops = getattr(trainer, "async_rollout_manager", None)
+    # A manager of the user's may lack workers.
     for number, worker in enumerate(getattr(loops, "agent_loop_workers", ())):
         actors[f"agent loop worker {number}"] = worker
     for kind in ("llm", "standalone"):
@@ -280,5 +314,7 @@ def rollout_actors(trainer: Any) -> dict[str, Any]:
         for replica in servers.get_replicas():
             for node, server in enumerate(replica.servers):
                 actors[f"rollout server {replica.replica_rank}, node {node} ({kind})"] = server
-    # a router of the user may be another object than an actor
-    return {k: actor for k, actor in actors.items() if isinstance(actor, ray.actor.ActorHandle)}
+    # A router of the user's may be another object than an actor, which nobody can ask.
+    return {
+        name: actor for name, actor in actors.items() if isinstance(actor, ray.actor.ActorHandle)
+    }
