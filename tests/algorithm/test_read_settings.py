@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import plain, read_settings
-from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
+from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm, SettingsError
 from verl_gdpo.algorithm.variants import CombineSetting
 
 
@@ -159,7 +159,7 @@ OF_GDPO = [
     ),
     ({"group_norm": None}, ".group_norm: got None; Input should be 'per_reward' or 'summed'"),
     ({"eps": "small"}, f".eps: got 'small'; {NUMBER}"),
-    ({"eps": -1.0, "batch_var_eps": -2.0}, f".eps: got -1.0; Input {AT_LEAST_0}; algorithm.gdpo"),
+    ({"eps": -1.0}, f".eps: got -1.0; Input {AT_LEAST_0}"),
     ({"batch_eps": -1.0}, f".batch_eps: got -1.0; Input {AT_LEAST_0}"),
     ({"batch_var_eps": -1.0}, f".batch_var_eps: got -1.0; Input {AT_LEAST_0}"),
     ({"normalize_by_std": 1}, ".normalize_by_std: got 1; Input should be a valid boolean"),
@@ -241,3 +241,110 @@ NO_STD = [
 def test_refused_with_the_key_the_value_and_the_reason(algorithm, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         read_settings(algorithm)
+
+
+# --- several mistakes at once: one line each -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "messages"),
+    [
+        # two misspelt keys, and a value
+        (
+            {"gdpo": {"batchnorm": "none", "epss": 1, "batch_norm": "tokens"}},
+            [
+                "algorithm.gdpo.batchnorm: unknown setting; did you mean 'batch_norm'?",
+                "algorithm.gdpo.epss: unknown setting; did you mean 'eps'?",
+                "algorithm.gdpo.batch_norm: got 'tokens'; Input should be 'sample', 'token' or",
+            ],
+        ),
+        # of one reward, and of another
+        (
+            {"gdpo": {"rewards": {"a": {"wieght": 1, "bound": 2, "otherwise": "no"}, "b": "1"}}},
+            [
+                "algorithm.gdpo.rewards.a: got {'wieght': 1, 'bound': 2, 'otherwise': 'no'}; "
+                "wieght: unknown setting; did you mean 'weight'?",
+                "algorithm.gdpo.rewards.a: got {'wieght': 1, 'bound': 2, 'otherwise': 'no'}; "
+                "bound: unknown setting; did you mean 'bounds'?",
+                "algorithm.gdpo.rewards.a.otherwise: got 'no'; expected zero, missing or",
+                f"algorithm.gdpo.rewards.b.weight: got '1'; {NUMBER}",
+            ],
+        ),
+        (
+            {"gdpo": {"rewards": {"a": {"otherwise": "zero", "bounds": [1, 1]}}}},
+            [
+                "algorithm.gdpo.rewards.a: got {'otherwise': 'zero', 'bounds': [1, 1]}; otherwise",
+                "algorithm.gdpo.rewards.a.bounds: got [1, 1]; expected the lowest value below",
+            ],
+        ),
+        # a value that is refused does not hide what is said of the others
+        (
+            {"gdpo": {"eps": "small", "rewards": {"a": 0, "b": {"weight": 0} | when("b")}}},
+            [
+                f"algorithm.gdpo.eps: got 'small'; {NUMBER}",
+                f"algorithm.gdpo.rewards: {ALL_0}",
+                "algorithm.gdpo.rewards.b.when.reward: expected another reward than 'b'",
+            ],
+        ),
+        # each key that contradicts a dialect, and the variant
+        (
+            {"gdpo": {"dialect": "trl", "eps": 1.0, "batch_norm": "token", "combine": "dvao"}},
+            [
+                "algorithm.gdpo.batch_norm=token contradicts algorithm.gdpo.dialect=trl",
+                "algorithm.gdpo.eps=1.0 contradicts algorithm.gdpo.dialect=trl",
+                "algorithm.gdpo.combine=dvao contradicts algorithm.gdpo.dialect=trl",
+            ],
+        ),
+        (
+            {"gdpo": {"combine": {"name": "rvpo", "k": -1}, "group_norm": "summed"}},
+            [
+                "algorithm.gdpo.combine=rvpo needs group_norm=per_reward",
+                "algorithm.gdpo.combine: rvpo k: expected a number above 0, got -1",
+            ],
+        ),
+        # verl's lists, and a key of ours
+        (
+            {KEYS: ["a", "a"], "gdpo": {"min_groups": 3, "max_failed": 2}},
+            [
+                "algorithm.gdpo.min_groups: unknown setting; did you mean 'min_group'?",
+                f"{DIFFERENT}['a', 'a']",
+                "algorithm.gdpo.max_failed: got 2; Input should be less than or equal to 1",
+            ],
+        ),
+    ],
+)
+def test_all_mistakes_are_said_at_once(algorithm, messages):
+    with pytest.raises(SettingsError) as raised:
+        read_settings(algorithm)
+    first, *lines = str(raised.value).split("\n")
+    assert first == f"the configuration has {len(messages)} mistakes:"
+    assert len(lines) == len(messages) == len(raised.value.mistakes)
+    for line, message in zip(lines, messages, strict=True):
+        assert line.startswith(f"  {message}")
+
+
+@pytest.mark.parametrize(
+    ("gdpo", "message"),
+    [
+        # the value that is refused was no contradiction of the dialect
+        ({"dialect": "nemo_rl", "eps": "small"}, f"algorithm.gdpo.eps: got 'small'; {NUMBER}"),
+        # an unknown key may be the condition that `otherwise` needs
+        (
+            {"rewards": {"a": {"wehn": {"reward": "b", "at_least": 0}, "otherwise": "zero"}}},
+            "algorithm.gdpo.rewards.a: got {'wehn': {'reward': 'b', 'at_least': 0}, 'otherwise': "
+            "'zero'}; wehn: unknown setting; did you mean 'when'?",
+        ),
+        # rewards that cannot be read are not said to have no weight
+        ({"rewards": {"a": "1", "b": 0}}, f"algorithm.gdpo.rewards.a.weight: got '1'; {NUMBER}"),
+        # a key that has to go contradicts nothing else
+        (
+            {"normalize_by_std": False, "combine": "dvao"},
+            "algorithm.gdpo.normalize_by_std=False contradicts algorithm.norm_adv_by_std_in_grpo="
+            "True; set the latter alone",
+        ),
+    ],
+)
+def test_one_mistake_is_said_once(gdpo, message):
+    with pytest.raises(SettingsError) as raised:
+        read_settings({"gdpo": gdpo})
+    assert str(raised.value) == message

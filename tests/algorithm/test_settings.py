@@ -1,8 +1,16 @@
 """The records of the settings: names, weights, conditions and schedules."""
 
+import pickle
+
 import pytest
 
-from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm, WeightedSum, hint
+from verl_gdpo.algorithm.settings import (
+    GdpoSettings,
+    RewardTerm,
+    SettingsError,
+    WeightedSum,
+    hint,
+)
 
 SCHEDULE = {40: 5, 10: 1.0, 20: 0}  # in any order
 
@@ -81,3 +89,21 @@ def test_terms_for_what_a_scorer_returned():
 )
 def test_hints_name_what_is_close_or_else_everything(name, known, end):
     assert hint(name, known) == end
+
+
+def test_all_bounds_that_a_variant_needs_are_asked_for_at_once():
+    settings = GdpoSettings(combine="sa_mrpo", bounds={"b": (0.0, 1.0)})
+    with pytest.raises(SettingsError) as raised:
+        settings.combine_for({"a": 1.0, "b": 1.0, "c": 0.5, "unused": 0.0})
+    asked = [message.split(",")[0] for message in raised.value.mistakes]
+    assert asked == [
+        f"algorithm.gdpo.combine=sa_mrpo needs the bounds of reward {name!r}" for name in "ac"
+    ]
+
+
+def test_an_error_of_several_mistakes_in_another_process():
+    error = SettingsError(["a=1: too low", "b: of two\nlines", "a=1: too low"])
+    assert str(error) == "the configuration has 2 mistakes:\n  a=1: too low\n  b: of two lines"
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.mistakes) == (str(error), error.mistakes)
+    assert str(SettingsError(["one:\nas it is"])) == "one:\nas it is"

@@ -6,9 +6,9 @@ import pytest
 from added_task import add_task
 from run_config import run_config
 
-from verl_gdpo import tasks as rewards
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.settings import GdpoSettings, SettingsError
 from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.tasks import TaskError, declared_bounds, mistakes_of_options, options_for
 
 ROLLOUT, MODEL, KWARGS = "actor_rollout_ref.rollout", "reward.reward_model", "reward.reward_kwargs"
 MANAGER, PATH = "reward.reward_manager.name", "reward.custom_reward_function.path"
@@ -86,6 +86,217 @@ def test_a_run_that_cannot_work_is_refused(changes, message):
         settings_of_run(run_config(**changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "sources", "words"),
+    [
+        # of the method, the estimator, the rollouts and the reward model
+        (
+            {
+                "algorithm.gdpo": {"batchnorm": "none", "epss": 1},
+                "algorithm.use_kl_in_reward": True,
+                f"{ROLLOUT}.n": 1,
+                f"{MODEL}.enable": True,
+            },
+            ["rlla"],
+            [
+                "algorithm.gdpo.batchnorm: unknown setting",
+                "algorithm.gdpo.epss: unknown setting",
+                "algorithm.use_kl_in_reward=True with adv_estimator=gdpo",
+                "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo",
+                "reward.reward_model.enable=True with enable_resource_pool=False",
+                "reward.reward_model.enable=True with reward.custom_reward_function.path=null",
+            ],
+        ),
+        # a misspelt estimator does not hide what is said of the one that is meant
+        (
+            {"algorithm.adv_estimator": "GDPO", f"{ROLLOUT}.n": 1},
+            ["rlla"],
+            ["algorithm.adv_estimator=GDPO: unknown to verl", "actor_rollout_ref.rollout.n=1 with"],
+        ),
+        # of the scorers: options, a service, and rewards of which nothing is said
+        (
+            {
+                KWARGS: {"lenght": True, "stict": True},
+                "reward.sandbox_fusion": {"url": "http://h/run_code"},
+                "algorithm.gdpo": {"eps": "small", "rewards": {"format": "1"}},
+            },
+            ["rlla", "verl_gdpo/coding"],
+            [
+                "algorithm.gdpo.eps: got 'small'",
+                "algorithm.gdpo.rewards.format.weight: got '1'",
+                "reward.reward_kwargs.lenght: no scorer of the training rows takes it",
+                "reward.reward_kwargs.stict: no scorer of the training rows takes it",
+                "reward.sandbox_fusion.url=http://h/run_code: verl-gdpo runs programs",
+            ],
+        ),
+        # all names that no row has, and a condition
+        (
+            {
+                "algorithm.gdpo.rewards": {
+                    "format": {"when": {"reward": "correctness", "at_least": 1}, "otherwise": 0},
+                    "correctness": 1,
+                    "fromat": 1,
+                    "lenght": 1,
+                    "pass": {"when": {"reward": "format", "at_least": 1}, "otherwise": "zero"},
+                    "length": 1,
+                    "bug": 1,
+                }
+            },
+            ["rlla", "verl_gdpo/coding"],
+            [
+                "algorithm.gdpo.rewards names 'fromat', which no scorer",
+                "algorithm.gdpo.rewards names 'lenght', which no scorer",
+                "algorithm.gdpo.rewards.pass.when.reward=format: rows of 'verl_gdpo/coding' have",
+            ],
+        ),
+        # a mapping that says too little, with a misspelt condition
+        (
+            {
+                "algorithm.gdpo.rewards": {
+                    "format": {"when": {"reward": "lenght", "at_least": 1}, "otherwise": "zero"},
+                    "corectness": 1,
+                }
+            },
+            ["rlla"],
+            [
+                "algorithm.gdpo.rewards names ['format', 'corectness'], and says nothing of ['corr",
+                "algorithm.gdpo.rewards names 'lenght', which no scorer",
+            ],
+        ),
+        # entries of the list, each of which is wrong, and a key of ours
+        (
+            {
+                "reward.reward_functions": {
+                    "a": {"on_error": "stop"},
+                    "b": {"path": "b.py"} | {"on_error": "stopp"},
+                },
+                "algorithm.gdpo": {"epss": 1},
+            },
+            ["mine"],
+            [
+                "reward.reward_functions.a: got none of path, task and judge",
+                "reward.reward_functions.b.on_error=stopp: expected one of",
+                "algorithm.gdpo.epss: unknown setting",
+            ],
+        ),
+        # what entries that are right each by itself do not fit to
+        (
+            {
+                "reward.reward_functions": {
+                    "a": {"path": "a.py", "on_error": "missing"},
+                    "b": {"path": "b.py", "rewards": ["x"], "on_error": "missing"},
+                },
+                "reward.custom_reward_function": {"path": "mine.py", "name": "score"},
+                KWARGS: {"max_correctness": 2},
+                "algorithm.gdpo": {"group_norm": "summed"},
+            },
+            ["mine"],
+            [
+                "reward.reward_kwargs={'max_correctness': 2}: with reward functions of your own",
+                "reward.custom_reward_function.path=mine.py beside reward.reward_functions",
+                "reward.reward_functions.a.on_error=missing: the rewards are summed first",
+                "reward.reward_functions.b.on_error=missing: the rewards are summed first",
+                "reward.reward_functions.a.on_error=missing: a sample on which the function fails",
+            ],
+        ),
+        (
+            {
+                "reward.reward_functions": {"a": {"path": "a.py", "rewards": ["x"]}},
+                "algorithm.gdpo": {"rewards": {"a__y": 1, "a__z": 1, "a__x": 1}},
+            },
+            ["mine"],
+            [
+                "algorithm.gdpo.rewards names 'a__y', which reward.reward_functions.a does not",
+                "algorithm.gdpo.rewards names 'a__z', which reward.reward_functions.a does not",
+            ],
+        ),
+        # all conditions that failing pays for
+        (
+            {
+                "algorithm.gdpo.rewards": {
+                    "format": 1,
+                    "a": {"when": {"reward": "format", "at_least": 1}, "bounds": [-2, 2]},
+                    "b": {"when": {"reward": "format", "at_least": 1}, "bounds": [-3, 2]},
+                },
+                PATH: "mine.py",
+            },
+            ["mine"],
+            [
+                "algorithm.gdpo.rewards.a: a sample without 'format' of at least 1 gets 0",
+                "algorithm.gdpo.rewards.b: a sample without 'format' of at least 1 gets 0",
+            ],
+        ),
+    ],
+)
+def test_all_mistakes_of_a_run_are_said_at_once(changes, sources, words):
+    with pytest.raises(SettingsError) as raised:
+        settings_of_run(run_config(**changes), sources)
+    first, *lines = str(raised.value).split("\n")
+    assert first == f"the configuration has {len(words)} mistakes:"
+    assert len(lines) == len(words) == len(raised.value.mistakes)
+    for line, word in zip(lines, words, strict=True):
+        assert line.startswith(f"  {word}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sources", "message"),
+    [
+        # a reward whose name is misspelt is none of which nothing declares the bounds
+        (
+            {"algorithm.gdpo": {"combine": "sa_mrpo", "rewards": {"format": 1, "corectness": 1}}},
+            ["rlla"],
+            "algorithm.gdpo.rewards names ['format', 'corectness'], and says nothing of",
+        ),
+        # a line with all weights could not be pasted, if one of them is wrong
+        (
+            {"algorithm.gdpo.rewards": {"format": "heavy"}},
+            ["rlla"],
+            "algorithm.gdpo.rewards.format.weight: got 'heavy'; Input should be a valid number",
+        ),
+        # a condition on a name that no row has is none that no row of a task could meet
+        (
+            {
+                "algorithm.gdpo.rewards": {
+                    "format": {"when": {"reward": "pass", "at_least": 1}, "otherwise": "zero"},
+                    "correctness": 1,
+                    "integer": 1,
+                }
+            },
+            ["verl_gdpo/gsm8k"],
+            "algorithm.gdpo.rewards names 'pass', which no scorer of the training rows",
+        ),
+        # an option that is not taken does not take away a scorer's rewards
+        (
+            {KWARGS: {"lenght": True}, "algorithm.gdpo.rewards": {"format": 1, "length": 1}},
+            ["rlla"],
+            "reward.reward_kwargs.lenght: no scorer",
+        ),
+        # rewards that cannot be read are no rewards that nobody names
+        (
+            {
+                "reward.reward_functions": {"a": {"path": "a.py", "on_error": "missing"}},
+                "algorithm.gdpo.rewards": ["a"],
+            },
+            ["mine"],
+            "algorithm.gdpo.rewards: got ['a']; expected {name: weight}",
+        ),
+    ],
+)
+def test_what_only_follows_from_a_mistake_is_not_said(changes, sources, message):
+    with pytest.raises(SettingsError) as raised:
+        settings_of_run(run_config(**changes), sources)
+    assert "\n" not in str(raised.value) and str(raised.value).startswith(message)
+
+
+def test_a_broken_task_of_somebody_is_no_mistake_of_the_configuration(monkeypatch):
+    def bounds():
+        raise TaskError("the entry point mine gives no Task")
+
+    add_task(monkeypatch, "mine", lambda response, truth, **_: {}, bounds)
+    with pytest.raises(TaskError, match=r"^the entry point mine gives no Task$"):
+        settings_of_run(run_config(**{"algorithm.gdpo": {"epss": 1}}), ["mine"])
+
+
 def test_bounds_of_a_run():
     scorers = {"format": (0.0, 1.0), "correctness": (-3.0, 3.0)}
     aliases = {"format_reward": (0.0, 1.0), "accuracy_reward": (-3.0, 3.0)}
@@ -130,17 +341,21 @@ def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
         return {"exact": 1.0}
 
     add_task(monkeypatch, "gsm", score, lambda strict=False: {"exact": (0.0, 1.0 + strict)})
-    assert rewards.declared_bounds(["gsm"], {"strict": True}) == {"exact": (0.0, 2.0)}
-    assert rewards.declared_bounds(["gsm"], {"lenght": True}) == {}
-    bounds = rewards.declared_bounds(["gsm", "rlla"], {"max_correctness": 2})
+    assert declared_bounds(["gsm"], {"strict": True}) == {"exact": (0.0, 2.0)}
+    assert declared_bounds(["gsm"], {"lenght": True}) == {}
+    bounds = declared_bounds(["gsm", "rlla"], {"max_correctness": 2})
     assert (bounds["exact"], bounds["correctness"]) == ((0.0, 1.0), (-2.0, 2.0))
     both = {"strict": True, "max_correctness": 2, "lenght": True}
-    assert rewards.options_for("gsm", both) == {"strict": True, "lenght": True}
-    assert rewards.options_for("rlla", both) == {"max_correctness": 2, "lenght": True}
-    rewards.check_options({"strict": True, "max_correctness": 2}, ["gsm", "rlla", "verl's"])
+    assert options_for("gsm", both) == {"strict": True, "lenght": True}
+    assert options_for("rlla", both) == {"max_correctness": 2, "lenght": True}
+    assert mistakes_of_options(both, ["gsm", "rlla", "verl's"]) == [
+        "reward.reward_kwargs.lenght: no scorer of the training rows takes it (rows of 'gsm' take "
+        "['strict']; rows of 'rlla' take ['max_correctness']). Remove it; on the command "
+        "line, ~reward.reward_kwargs.lenght"
+    ]
     for sources in (["gsm"], ["verl's"], []):
-        with pytest.raises(ValueError, match=r"reward_kwargs.max_correctness: no scorer of the"):
-            rewards.check_options({"max_correctness": 2}, sources)
+        (mistake,) = mistakes_of_options({"max_correctness": 2}, sources)
+        assert mistake.startswith("reward.reward_kwargs.max_correctness: no scorer of the training")
 
 
 def test_options_for_the_scorer_of_no_training_row():

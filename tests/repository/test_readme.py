@@ -22,6 +22,7 @@ from verl_gdpo.algorithm.settings import (
     Condition,
     GdpoSettings,
     RewardTerm,
+    SettingsError,
 )
 from verl_gdpo.algorithm.variants import VARIANTS
 from verl_gdpo.scoring.function_list import check_entry, entries_of, options_of_entry
@@ -182,6 +183,15 @@ def test_the_examples_of_settings_are_read():
         "length": RewardTerm(0.5, Condition("correctness", 1.0), "zero"),
         "format": RewardTerm({0: 1.0, 100: 0.5}),
     }
+
+
+def test_the_error_of_several_mistakes_is_shown():
+    page = PAGES["docs/settings.md"]
+    (shown,) = re.findall(r"```\n(the configuration has .*?)\n```", page, re.DOTALL)
+    with pytest.raises(SettingsError) as raised:
+        read_settings({"gdpo": {"batch_norm": "tokens", "eps": "small"}})
+    # pydantic finds them in the order of the fields
+    assert sorted(str(raised.value).splitlines()) == sorted(shown.splitlines())
 
 
 def test_the_messages_in_the_answers_are_the_codes():

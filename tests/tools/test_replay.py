@@ -332,6 +332,16 @@ def of_tool_rl(folder, gdpo, values=VALUES, **algorithm):
     return folder
 
 
+def test_several_mistakes_have_a_line_each(tmp_path, capsys):
+    write(tmp_path, {1: two_groups()}, GDPO)
+    wrong = ["++algorithm.gdpo.eps=small", "++algorithm.gdpo.batch_norm=tokens"]
+    assert main([str(tmp_path), *wrong]) == 1
+    first, *mistakes = capsys.readouterr().err.splitlines()
+    assert first == "replay: the configuration has 2 mistakes:"
+    keys = [mistake.partition(":")[0] for mistake in mistakes]
+    assert sorted(keys) == ["  algorithm.gdpo.batch_norm", "  algorithm.gdpo.eps"]
+
+
 def test_a_partial_mapping_is_refused_as_in_training(tmp_path, capsys):
     folder = str(of_tool_rl(tmp_path, {"rewards": None}))
     assert main([folder, "++algorithm.gdpo.rewards.format=0.5"]) == 1

@@ -30,6 +30,9 @@ from pydantic import (
     Field,
     PlainValidator,
     Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 from pydantic.dataclasses import dataclass
 
@@ -37,10 +40,13 @@ from verl_gdpo.algorithm.values import LARGEST, SCORER, check_name
 from verl_gdpo.algorithm.variants import VARIANTS, Bounds, Combine, CombineSetting
 
 WHERE = "algorithm.gdpo"
-LONGEST_RUN = 1_000_000  # training steps
+# No run has more training steps than this.
+LONGEST_RUN = 1_000_000
 
-PAPER_EPS = 1e-4  # The authors' code and TRL have it.
-VERL_EPS = 1e-6  # verl's own grpo and gdpo have it.
+# The authors' code and TRL have this one.
+PAPER_EPS = 1e-4
+# verl's own grpo and gdpo have this one.
+VERL_EPS = 1e-6
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -85,7 +91,34 @@ def hint(name: object, known: Sequence[str]) -> str:
     """
     lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(str(name).lower(), lower)
-    return f"; did you mean {lower[close[0]]!r}?" if close else f"; known: {list(known)}"
+    if not close:
+        return f"; known: {list(known)}"
+    return f"; did you mean {lower[close[0]]!r}?"
+
+
+class SettingsError(ValueError):
+    """A configuration that cannot work. Its text has a line for each mistake.
+
+    mistakes: a message for each, with the key, its value and what to set instead.
+
+    >>> print(SettingsError(["a=1: too low", "b=2: too high"]))
+    the configuration has 2 mistakes:
+      a=1: too low
+      b=2: too high
+    """
+
+    def __init__(self, mistakes: Iterable[str]) -> None:
+        # Two checks may find the same mistake. A dict keeps the order and has each once.
+        self.mistakes = list(dict.fromkeys(mistakes))
+        # Ray carries the error to other processes, where pickle makes it of these arguments.
+        super().__init__(self.mistakes)
+
+    def __str__(self) -> str:
+        if len(self.mistakes) == 1:
+            return self.mistakes[0]
+        # A message of a task of the user's may have several lines itself.
+        lines = [" ".join(mistake.splitlines()) for mistake in self.mistakes]
+        return "\n  ".join([f"the configuration has {len(lines)} mistakes:", *lines])
 
 
 def _reward_name(name: Any) -> Any:
@@ -109,16 +142,28 @@ def _otherwise(value: Any) -> Any:
     return float(value)
 
 
+def _in_order_of_steps(weights: dict[int, float]) -> dict[int, float]:
+    # `np.interp` reads a schedule, and needs its steps in order.
+    return dict(sorted(weights.items()))
+
+
+def _kind_of_weight(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "schedule"
+    return "number"
+
+
 RewardName = Annotated[str, BeforeValidator(_reward_name)]
 Factor = Annotated[Number, Field(ge=-LARGEST, le=LARGEST)]
 Schedule = Annotated[
     dict[Annotated[int, Field(strict=True, ge=0)], Factor],
     Field(min_length=1),
-    AfterValidator(lambda weights: dict(sorted(weights.items()))),
+    AfterValidator(_in_order_of_steps),
 ]
+# pydantic tries the kind that a value has, and not both: a user gets one message and not two.
 Weight = Annotated[
     Annotated[Factor, Tag("number")] | Annotated[Schedule, Tag("schedule")],
-    Discriminator(lambda value: "schedule" if isinstance(value, Mapping) else "number"),
+    Discriminator(_kind_of_weight),
 ]
 
 
@@ -167,7 +212,9 @@ class RewardTerm:
     @property
     def weights(self) -> dict[int, float]:
         """The weight as a schedule."""
-        return dict(self.weight) if isinstance(self.weight, Mapping) else {0: self.weight}
+        if isinstance(self.weight, Mapping):
+            return dict(self.weight)
+        return {0: self.weight}
 
     @property
     def is_used(self) -> bool:
@@ -185,20 +232,41 @@ class RewardTerm:
                 f"weight {dict(self.weight)} needs the training step, which only trainers of verl "
                 "hand over; set a number as weight"
             )
-        return float(np.interp(step or 0, [*self.weights], [*self.weights.values()]))
+        # A weight without a schedule is the same at any step, also where the step is not known.
+        steps = list(self.weights)
+        return float(np.interp(step or 0, steps, list(self.weights.values())))
 
 
-def _term(value: Any) -> Any:
-    """Let a mere weight stand for a reward."""
+def _term(value: Any, make: ValidatorFunctionWrapHandler) -> Any:
+    """Return the term of a reward, for which a mere weight may stand.
+
+    Args:
+        make: pydantic's own step, which makes a term of a mapping.
+    """
+    if isinstance(value, RewardTerm):
+        return value
     if not isinstance(value, Mapping):
-        return value if isinstance(value, RewardTerm) else {"weight": value}
+        return make({"weight": value})
     known = [each.name for each in fields(RewardTerm)]
+    reasons = []
     for key in value:
         if key not in known:
-            raise ValueError(f"{key}: unknown setting{hint(key, known)}")
-    if value.get("otherwise") is not None and value.get("when") is None:
-        raise ValueError("otherwise needs when")
-    return value
+            reasons.append(f"{key}: unknown setting{hint(key, known)}")
+    # An unknown key may be a misspelt `when`, so this is no mistake of its own beside one.
+    if not reasons and value.get("otherwise") is not None and value.get("when") is None:
+        reasons.append("otherwise needs when")
+    if not reasons:
+        return make(value)
+    mistakes: list[Any] = []
+    for reason in reasons:
+        context = {"error": ValueError(reason)}
+        mistakes.append({"type": "value_error", "loc": (), "input": value, "ctx": context})
+    # The keys that are known may have mistakes too, and all are shown at once.
+    try:
+        make({key: each for key, each in value.items() if key in known})
+    except ValidationError as error:
+        mistakes += error.errors(include_url=False)
+    raise ValidationError.from_exception_data("reward", mistakes)
 
 
 class WeightedSum(dict[str, RewardTerm]):
@@ -208,7 +276,8 @@ class WeightedSum(dict[str, RewardTerm]):
     def names(self) -> list[str]:
         """The rewards, and those that conditions read."""
         read = [term.when.reward for term in self.values() if term.when]
-        return list(dict.fromkeys([*self, *read]))
+        # A dict keeps the order and has each name once.
+        return list(dict.fromkeys(list(self) + read))
 
     def weights_at(self, step: int | None) -> dict[str, float]:
         """Return {reward: weight} at a training step; see `RewardTerm.weight_at`."""
@@ -228,7 +297,8 @@ class WeightedSum(dict[str, RewardTerm]):
 
     def score(self, raw: Mapping[str, float | None], step: int | None = None) -> float:
         """Return the score of one sample for verl. A missing value adds nothing."""
-        weights, values = self.weights_at(step), self.gate(raw)
+        weights = self.weights_at(step)
+        values = self.gate(raw)
         return sum(weight * (values[name] or 0.0) for name, weight in weights.items())
 
     def silent_step(self, steps: int | None) -> int | None:
@@ -237,12 +307,21 @@ class WeightedSum(dict[str, RewardTerm]):
         Args:
             steps: how many steps are trained; None if this is not known.
         """
-        weights = [term.weights for term in self.values()]
-        last = max(1, *map(max, weights)) if steps is None else steps
+        schedules = [term.weights for term in self.values()]
+        last = steps
+        if last is None:
+            # Behind the last point of its schedule, a weight stays as it is.
+            last = 1
+            for schedule in schedules:
+                last = max(last, max(schedule))
         step_S = np.arange(1, min(last, LONGEST_RUN) + 1)
-        weight_KS = [np.interp(step_S, [*each], [*each.values()]) for each in weights]
-        silent_S = step_S[~np.any(weight_KS, axis=0)]
-        return int(silent_S[0]) if len(silent_S) else None
+        is_silent_S = np.ones(len(step_S), dtype=bool)
+        for schedule in schedules:
+            weight_S = np.interp(step_S, list(schedule), list(schedule.values()))
+            is_silent_S &= weight_S == 0
+        if not is_silent_S.any():
+            return None
+        return int(step_S[is_silent_S][0])
 
 
 def _rewards(value: Any) -> Any:
@@ -255,15 +334,21 @@ def _rewards(value: Any) -> Any:
 def _combine(value: Any) -> CombineSetting | None:
     if value is None or isinstance(value, CombineSetting):
         return value
-    block = dict(value) if isinstance(value, Mapping) else {"name": value}
-    name, known = block.pop("name", None), ["sum", *VARIANTS]
-    if name not in known or (name == "sum" and block):
+    parameters = {"name": value}
+    if isinstance(value, Mapping):
+        parameters = dict(value)
+    name = parameters.pop("name", None)
+    known = ["sum", *VARIANTS]
+    is_sum = name == "sum"
+    if name not in known or (is_sum and parameters):
         form = "or {name: ..., parameter: value}"
         raise ValueError(f"expected one of {known}, {form}{hint(name, known)}")
-    return None if name == "sum" else CombineSetting(name, block)
+    if is_sum:
+        return None
+    return CombineSetting(name, parameters)
 
 
-Term = Annotated[RewardTerm, BeforeValidator(_term)]
+Term = Annotated[RewardTerm, WrapValidator(_term)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -287,9 +372,10 @@ class GdpoSettings(Options):
     rubric_weights: Literal["divided", "as_written"] = "divided"
     """weights of a prompt's [criteria](#rubrics): `divided` by their sum, or `as_written`"""
 
-    # {reward: (lowest, highest)}, also those that scorers declare
+    # {reward: (lowest, highest)}, also those that scorers declare. This field and the next are no
+    # settings: `read_settings` fills them in.
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
-    # with the rewards that are left out
+    # The block `rewards` as it stands in the configuration, with the rewards that null leaves out.
     rewards_as_written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -332,30 +418,38 @@ class GdpoSettings(Options):
         """
         if self.combine is None:
             return None
+        # A reward of weight 0 changes nothing, so no variant reads its bounds.
         self.check_bounds(name for name, weight in weights.items() if weight != 0)
         return self.combine.function([self.range_of(name) for name in weights])
 
     def check_bounds(self, names: Iterable[str]) -> None:
-        """Raise ValueError if `combine` needs the bounds of one of the rewards."""
+        """Raise SettingsError if `combine` needs bounds of these rewards that nothing declares."""
+        if self.combine is None or not self.combine.needs_bounds:
+            return
+        mistakes = []
         for name in names:
-            if self.combine is not None and self.combine.needs_bounds and name not in self.bounds:
-                raise ValueError(
+            if name not in self.bounds:
+                mistakes.append(
                     f"{WHERE}.combine={self.combine.name} needs the bounds of reward {name!r}, and "
                     f"nothing declares them. Set {WHERE}.rewards.{name}="
                     "{weight: WEIGHT, bounds: [LOWEST, HIGHEST]}"
                 )
+        if mistakes:
+            raise SettingsError(mistakes)
 
     def range_of(self, name: str) -> Bounds | None:
         """Return the bounds of a reward after its condition, which may give it another value."""
-        bounds, term = self.bounds.get(name), self.terms.get(name)
+        bounds = self.bounds.get(name)
+        term = self.terms.get(name)
         if bounds is None or term is None or term.when is None or term.fallback is None:
             return bounds
-        return min(bounds[0], term.fallback), max(bounds[1], term.fallback)
+        lowest, highest = bounds
+        return min(lowest, term.fallback), max(highest, term.fallback)
 
 
-SETTING_KEYS = [
-    each.name for each in fields(GdpoSettings) if each.name not in ("bounds", "rewards_as_written")
-]
+# What a user may set. `read_settings` fills the other fields in.
+FILLED_IN = ("bounds", "rewards_as_written")
+SETTING_KEYS = [each.name for each in fields(GdpoSettings) if each.name not in FILLED_IN]
 
 _PAPER = asdict(Options())
 # The results agree to 1e-5 if every group has at least two samples and the batch has variance. We

@@ -3,14 +3,14 @@
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo import tasks as rewards
 from verl_gdpo.algorithm.conditions import PaidFailure, paid_by_bounds
-from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
-from verl_gdpo.algorithm.settings import GdpoSettings, hint
+from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, settings_and_mistakes
+from verl_gdpo.algorithm.settings import GdpoSettings, SettingsError, hint
 from verl_gdpo.algorithm.values import RowNames
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
@@ -22,6 +22,14 @@ from verl_gdpo.scoring.function_list import (
     entries_of,
     names_of_entry,
     owner_of,
+)
+from verl_gdpo.tasks import (
+    TASK_BY_SOURCE,
+    TaskError,
+    belongs_elsewhere,
+    declared_bounds,
+    declared_by,
+    mistakes_of_options,
 )
 
 logger = logging.getLogger(__name__)
@@ -55,39 +63,101 @@ def settings_of_run(
         The settings, or None if neither the estimator nor the reward manager is gdpo.
 
     Raises:
-        ValueError: a setting cannot work with GDPO. The message says why and what to set instead.
+        SettingsError: settings cannot work with GDPO. For each mistake, it says why and what to set
+            instead.
     """
-    uses_estimator = config.algorithm.adv_estimator == "gdpo"
-    has_manager = uses_gdpo_manager(config) if has_manager is None else has_manager
-    _refuse_capitals(str(config.algorithm.adv_estimator), has_manager)
-    if not (uses_estimator or has_manager):
+    if has_manager is None:
+        has_manager = uses_gdpo_manager(config)
+    # Of a name in capitals, verl says first that it is unknown. The rest is looked at as if it had
+    # been written right.
+    written = str(config.algorithm.adv_estimator)
+    estimator = _meant_estimator(written, has_manager)
+    if estimator != "gdpo" and not has_manager:
         return None
-    check_entries(config)
-    ours, options = _our_scorers(config, sources)
-    declared = scorers_bounds(config, sources) if has_manager else {}
-    settings = read_settings(algorithm_of(config), declared)
-    for mistake in _mistakes(config, settings, uses_estimator):
-        raise ValueError(mistake)
+    mistakes = []
+    if estimator != written:
+        close = hint(written, [estimator])
+        mistakes.append(f"algorithm.adv_estimator={written}: unknown to verl{close}")
+
+    # One mistake must not hide another, so each part is read whether the others are right or not.
+    # Of a list that is wrong, the weights are not known, and the block `algorithm` stands as it is.
+    of_list: list[str] = []
+    algorithm = config.algorithm
+    with _noted(of_list):
+        check_entries(config)
+        algorithm = algorithm_of(config)
+    # Another manager does not ask our scorers, so what they declare says nothing of its rewards.
+    of_scorers: list[str] = []
+    declared: dict[str, Bounds | None] = {}
+    if has_manager:
+        with _noted(of_scorers):
+            declared = scorers_bounds(config, sources)
+    settings, of_settings = settings_and_mistakes(algorithm, declared)
+    mistakes += of_list + of_scorers + of_settings
+
+    if estimator == "gdpo":
+        mistakes += _mistakes_of_estimator(config)
+    mistakes += _mistakes_of_reward_model(config)
+    mistakes += _mistakes_of_schedule(config, settings)
+    mistakes += _mistakes_of_options(config, sources)
+    # What follows from entries that are wrong themselves would only confuse.
+    if not of_list:
+        mistakes += _mistakes_of_list(config, settings, estimator)
+    # A run that has trained goes on, as an older version allowed what follows.
     if not is_recorded:
-        _refuse_unknown_names(config, settings)
-    if options and uses_gdpo_manager(config):  # another manager may read them
-        rewards.check_options(options, ours)
-    if has_manager and sources is not None and not is_recorded:
-        _refuse_service(config, ours)
-        returned = _returned(ours, options)
-        _refuse_partial(settings.rewards_as_written, returned)
-        if sources and _our_scorers_alone(config) and all(returned.values()):
-            _refuse_never_returned(settings, {*sources}, returned)
-    if not is_recorded:
-        for paid in paid_failures(config, settings):
+        if not of_list:
+            mistakes += _mistakes_of_listed_names(config, settings, are_known=not of_settings)
+        if has_manager and sources is not None:
+            mistakes += _mistakes_of_service(config, sources)
+            if not of_scorers:
+                mistakes += _mistakes_of_task_names(config, settings, sources)
+        is_summed = sums_first(estimator, settings)
+        for paid in paid_by_bounds(settings, is_summed=is_summed):
             if paid.is_default:
-                raise ValueError(paid.message)
-    if uses_estimator:
-        disagreed = {name for name, pair in declared.items() if pair is None}
-        later = disagreed if sources is None else set()
-        used = {name for name, term in settings.terms.items() if term.is_used}
-        settings.check_bounds(sorted(used - later))
+                mistakes.append(paid.message)
+    # Scorers declare bounds for the right names and options, so these have to be right first.
+    if estimator == "gdpo" and not mistakes:
+        with _noted(mistakes):
+            settings.check_bounds(_rewards_with_bounds(settings, declared, sources))
+    if mistakes:
+        raise SettingsError(mistakes)
     return settings
+
+
+@contextmanager
+def _noted(mistakes: list[str]) -> Iterator[None]:
+    """Note what a check of the block refuses, so that other mistakes are found too."""
+    try:
+        yield
+    except TaskError:
+        # It is none of the configuration: a package of somebody is broken.
+        raise
+    except SettingsError as error:
+        mistakes += error.mistakes
+    except ValueError as error:
+        mistakes.append(str(error))
+
+
+def _meant_estimator(written: str, has_manager: bool) -> str:
+    """Return gdpo or grpo for a name in capitals, of which verl knows nothing before its update."""
+    # With another manager, GRPO is none of our business.
+    meant = written.lower()
+    if meant == "gdpo" or (meant == "grpo" and has_manager):
+        return meant
+    return written
+
+
+def _rewards_with_bounds(
+    settings: GdpoSettings, declared: Mapping[str, Bounds | None], sources: Iterable[str] | None
+) -> list[str]:
+    """Return the rewards whose bounds have to be known by now, if `combine` needs any."""
+    names = []
+    for name, term in settings.terms.items():
+        # Before the rows are known, tasks may disagree of which only one is trained.
+        is_open = sources is None and name in declared and declared[name] is None
+        if term.is_used and not is_open:
+            names.append(name)
+    return sorted(names)
 
 
 def paid_failures(config: Any, settings: GdpoSettings) -> list[PaidFailure]:
@@ -108,7 +178,8 @@ def warn_once(paid: PaidFailure) -> None:
         logger.warning("verl-gdpo: %s", paid.message)
 
 
-_warned: set[str] = set()  # rewards
+# The rewards of which `warn_once` has spoken in this process.
+_warned: set[str] = set()
 
 
 def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Bounds | None]:
@@ -117,120 +188,309 @@ def scorers_bounds(config: Any, sources: Iterable[str] | None) -> dict[str, Boun
     Args:
         sources: see `settings_of_run`.
     """
-    return rewards.declared_bounds(*_our_scorers(config, sources))
-
-
-def _refuse_capitals(estimator: str, has_manager: bool) -> None:
-    """Raise ValueError for GDPO or GRPO, of which verl knows nothing before its first update."""
-    meant = estimator.lower()
-    if meant != estimator and (meant == "gdpo" or (meant == "grpo" and has_manager)):
-        raise ValueError(
-            f"algorithm.adv_estimator={estimator}: unknown to verl{hint(estimator, [meant])}"
-        )
+    ours, options = _our_scorers(config, sources)
+    return declared_bounds(ours, options)
 
 
 def row_names(settings: GdpoSettings, data_source: str) -> RowNames:
     """Return how the rewards of rows of a data source, which we or verl score, get their names."""
-    task, renames = rewards.TASK_BY_SOURCE.get(data_source), []
-    for verls, ours in (task.verl_names if task else {}).items():
-        pairs = ((verls, ours), (ours, verls))
-        renames += [(name, other) for name, other in pairs if name in settings.names]
-    elsewhere = functools.partial(rewards.belongs_elsewhere, data_source=data_source)
+    verl_names: Mapping[str, str] = {}
+    task = TASK_BY_SOURCE.get(data_source)
+    if task is not None:
+        verl_names = task.verl_names
+    renames = []
+    for verls, ours in verl_names.items():
+        # The settings may have either of the two names, and rows are given the one that they have.
+        if verls in settings.names:
+            renames.append((verls, ours))
+        if ours in settings.names:
+            renames.append((ours, verls))
+    # A reward of other rows does not apply to these, and has to be there as None.
+    elsewhere = functools.partial(belongs_elsewhere, data_source=data_source)
     return RowNames(settings.names, renames, elsewhere)
 
 
 def _our_scorers(config: Any, sources: Iterable[str] | None) -> tuple[list[str], dict[str, Any]]:
     """Return the data sources whose rows our scorers score, and the options of the scorers."""
-    is_custom = has_own_scorer(config)
-    asked = rewards.TASK_BY_SOURCE if sources is None else sources
     options = plain(config.reward.get("reward_kwargs")) or {}
-    return [] if is_custom else sorted({*asked} & {*rewards.TASK_BY_SOURCE}), options
+    # The user's functions stand in the place of all our scorers.
+    if has_own_scorer(config):
+        return [], options
+    if sources is None:
+        return sorted(TASK_BY_SOURCE), options
+    return sorted(source for source in set(sources) if source in TASK_BY_SOURCE), options
 
 
 def _our_scorers_alone(config: Any) -> bool:
     """Whether nothing of the user's own returns rewards, as far as the configuration tells."""
+    # An agent loop of the user's may set `reward_score`, with rewards of any name.
     has_function = has_own_scorer(config)
     loops = OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_config_path")
     return uses_gdpo_manager(config) and not has_function and loops is None
 
 
-def _returned(sources: Iterable[str], options: Mapping[str, Any]) -> dict[str, dict[str, set[str]]]:
-    """Return {data source that we score: {its reward: the names that it may have}}."""
-    return {
-        source: {
-            name: {
-                name,
-                *(v for v, our in rewards.TASK_BY_SOURCE[source].verl_names.items() if our == name),
-            }
-            for name in rewards.declared_by(source, options)
-        }
-        for source in sources
-    }
+def _mistakes_of_estimator(config: Any) -> Iterator[str]:
+    """Yield what cannot work with the estimator gdpo."""
+    if config.algorithm.get("use_kl_in_reward", False):
+        yield KL_IN_REWARD
+    # Replay and tests hand over configurations without rollouts.
+    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout") or {}
+    if rollout.get("n") == 1:
+        yield (
+            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
+            "spread, so every advantage would be 0. Set it to 2 or more"
+        )
+    if rollout.get("name") == "vllm" and rollout.get("full_determinism", False):
+        yield (
+            "actor_rollout_ref.rollout.full_determinism=True with rollout.name=vllm: verl gives "
+            "all samples of a prompt one seed (vllm_async_server.py). So they are equal, and every "
+            "advantage would be 0. Set it to False"
+        )
 
 
-def _refuse_unknown_names(config: Any, settings: GdpoSettings) -> None:
-    """Raise ValueError if a function of the list fails under names that nobody knows.
-
-    Where `algorithm.gdpo.rewards` or the list has weights, the configured names are all that a row
-    needs.
-    """
-    check_configured(config, settings.names)
-    if settings.rewards is not None:
+def _mistakes_of_reward_model(config: Any) -> Iterator[str]:
+    """Yield what leaves a run with a reward model without named rewards."""
+    model = config.reward.reward_model
+    if not model.enable:
         return
+    if not model.enable_resource_pool:
+        yield (
+            "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
+            "model hands the reward manager no ground truth, so there are no named rewards. Set "
+            "reward.reward_model.enable_resource_pool=True"
+        )
+    if config.reward.custom_reward_function.path is None:
+        yield (
+            "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
+            "takes the model's single score without a reward manager. Set a custom reward "
+            "function that queries the model and returns {name: value}"
+        )
+
+
+def _mistakes_of_schedule(config: Any, settings: GdpoSettings) -> Iterator[str]:
+    """Yield that dynamic sampling would find no group at a step where all weights are 0."""
+    # Rewards that nobody names have the weight 1 at each step.
+    if not settings.rewards or not OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        return
+    steps = OmegaConf.select(config, "trainer.total_training_steps")
+    silent = settings.terms.silent_step(steps)
+    if silent is not None:
+        yield (
+            f"{REWARDS}: all weights are 0 at step {silent}, and "
+            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
+            "a weight another schedule, or end the run before with trainer.total_training_steps"
+        )
+
+
+def _mistakes_of_options(config: Any, sources: Iterable[str] | None) -> list[str]:
+    """Return what nothing would read of `reward.reward_kwargs`."""
+    ours, options = _our_scorers(config, sources)
+    # Another manager may read them.
+    if not options or not uses_gdpo_manager(config):
+        return []
+    if has_own_scorer(config):
+        return [
+            f"reward.reward_kwargs={options}: with reward functions of your own, nothing reads "
+            "them. Options of your function go to reward.custom_reward_function.reward_kwargs, or "
+            f"to its entry in {FUNCTIONS}"
+        ]
+    return mistakes_of_options(options, ours)
+
+
+def _mistakes_of_list(config: Any, settings: GdpoSettings, estimator: str) -> Iterator[str]:
+    """Yield what of `reward.reward_functions` does not fit to the rest of the configuration."""
+    entries = entries_of(config)
+    if not entries:
+        return
+    function = config.reward.custom_reward_function
+    if function.path is not None:
+        moved = f"+{FUNCTIONS}.NAME.path={function.path} +{FUNCTIONS}.NAME.name={function.name}"
+        yield (
+            f"reward.custom_reward_function.path={function.path} beside {FUNCTIONS}: one of them "
+            f"would not be called. Move it into the list: {moved}"
+        )
+    for name, entry in entries.items():
+        why = _why_no_failure_is_allowed(config, settings, estimator, name)
+        if why:
+            yield (
+                f"{FUNCTIONS}.{name}.on_error={entry['on_error']}: {why}, so a sample without this "
+                "reward would count as a bad one. Set on_error=stop"
+            )
+        if entry["rubric"] and settings.combine is not None:
+            yield (
+                f"{FUNCTIONS}.{name}.rubric={entry['rubric']} with algorithm.gdpo.combine="
+                f"{settings.combine.name}: it takes the same rewards of all prompts. Leave one out"
+            )
+    if not uses_gdpo_manager(config):
+        yield (
+            f"{FUNCTIONS} with reward.reward_manager.name={config.reward.reward_manager.name}: "
+            "only the manager gdpo reads the list. Set reward.reward_manager.name=gdpo"
+        )
+
+
+def _why_no_failure_is_allowed(
+    config: Any, settings: GdpoSettings, estimator: str, name: str
+) -> str:
+    """Return why a function of the list may not fail as its `on_error` says; "" if it may."""
+    entries = entries_of(config)
+    on_error = entries[name]["on_error"]
+    if on_error == "missing":
+        if sums_first(estimator, settings):
+            return "the rewards are summed first"
+        # A sample without the value would count as one that does not meet the condition.
+        for term in settings.terms.values():
+            if term.when is not None and owner_of(term.when.reward, entries) == name:
+                return "a condition asks for it"
+    # With gdpo, our own filter leaves dropped samples out.
+    filters_groups = OmegaConf.select(config, "algorithm.filter_groups.enable")
+    if on_error == "drop" and filters_groups and estimator != "gdpo":
+        return "verl filters groups by all scores"
+    return ""
+
+
+def _mistakes_of_listed_names(config: Any, settings: GdpoSettings, *, are_known: bool) -> list[str]:
+    """Return what `algorithm.gdpo.rewards` names and the list never returns, or what nobody names.
+
+    Args:
+        are_known: whether the settings have all rewards that the configuration names.
+    """
+    mistakes: list[str] = []
+    with _noted(mistakes):
+        check_configured(config, settings.names)
+    # Where `algorithm.gdpo.rewards` or the list has weights, the configured names are all that a
+    # row needs.
+    if settings.rewards is not None or not are_known:
+        return mistakes
     for name, entry in entries_of(config).items():
         if entry["on_error"] == "missing" and names_of_entry(name, entry) is None:
-            raise ValueError(ask_for_names(name))
+            mistakes.append(ask_for_names(name))
+    return mistakes
 
 
-def _refuse_partial(
+def _mistakes_of_service(config: Any, sources: Iterable[str]) -> Iterator[str]:
+    """Yield that our scorers of these data sources would not ask a service."""
+    url = OmegaConf.select(config, "reward.sandbox_fusion.url")
+    if not url:
+        return
+    ours, _ = _our_scorers(config, sources)
+    if any(TASK_BY_SOURCE[source].programs is not None for source in ours):
+        yield (
+            f"reward.sandbox_fusion.url={url}: verl-gdpo runs programs on the machines of the "
+            "reward workers, locked in. Leave it out, or call the service in a reward function of "
+            "your own"
+        )
+
+
+def _mistakes_of_task_names(
+    config: Any, settings: GdpoSettings, sources: Iterable[str]
+) -> list[str]:
+    """Return what `algorithm.gdpo.rewards` does not say of our tasks, or says of no task.
+
+    Args:
+        sources: of all training rows. Those that verl scores may return any name but ours.
+    """
+    # Without names, all rewards count. With names that cannot be read, nothing is known of them.
+    if settings.rewards is None:
+        return []
+    ours, options = _our_scorers(config, sources)
+    returned = {source: _names_returned(source, options) for source in ours}
+    mistakes = []
+    partial = _mistake_of_partial_mapping(settings.rewards_as_written, returned)
+    if partial:
+        mistakes.append(partial)
+    # A task that returns nothing does not take its options, which are refused.
+    if not sources or not _our_scorers_alone(config) or not all(returned.values()):
+        return mistakes
+    names_of = {source: set().union(*names.values()) for source, names in returned.items()}
+    others = set(sources) - set(ours)
+    known = sorted(set().union(*names_of.values()))
+    unknown = _names_of_no_row(settings, names_of, others)
+    for name in unknown:
+        # The message of a partial mapping names those that stand in it.
+        if partial and name in settings.rewards:
+            continue
+        mistakes.append(
+            f"{REWARDS} names {name!r}, which no scorer of the training rows "
+            f"({', '.join(sorted(set(sources)))}) returns{hint(name, known)}. Leave it out, "
+            "or set the option in reward.reward_kwargs with which the scorer returns it"
+        )
+    mistakes += _conditions_never_met(settings, names_of, unknown)
+    return mistakes
+
+
+def _names_returned(source: str, options: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return {reward of our scorer for a data source: the names that it may have}."""
+    names: dict[str, set[str]] = {name: {name} for name in declared_by(source, options)}
+    for verls, ours in TASK_BY_SOURCE[source].verl_names.items():
+        if ours in names:
+            names[ours].add(verls)
+    return names
+
+
+def _mistake_of_partial_mapping(
     written: Mapping[str, Any], returned: Mapping[str, Mapping[str, set[str]]]
-) -> None:
-    """Raise ValueError if `algorithm.gdpo.rewards` says something, but nothing of some reward.
+) -> str:
+    """Return the message if `algorithm.gdpo.rewards` leaves out some reward; "" if it is whole.
 
     Args:
         written: `GdpoSettings.rewards_as_written`.
-        returned: of the training rows that we score; see `_returned`.
+        returned: of the training rows that we score, {data source: see `_names_returned`}.
     """
-    known = {name: names for of in returned.values() for name, names in of.items()}
-    absent = [name for name, names in known.items() if not names & {*written}]
+    known: dict[str, set[str]] = {}
+    for names_of_reward in returned.values():
+        known.update(names_of_reward)
+    absent = [name for name, names in known.items() if names.isdisjoint(written)]
+    # verl's own two lists may leave rewards out.
     if not written or not absent:
-        return
-    strange = [name for name in written if not any(name in names for names in known.values())]
-    close = "".join(f" ({name!r} is none of them{hint(name, [*known])})" for name in strange)
+        return ""
+    all_names = set().union(*known.values())
+    # A name that is none of them may be a misspelt one, so the line to paste is without it.
+    strange = [name for name in written if name not in all_names]
+    close = "".join(f" ({name!r} is none of them{hint(name, list(known))})" for name in strange)
     whole = {name: each for name, each in written.items() if name not in strange}
-    raise ValueError(
-        f"{REWARDS} names {[*written]}, and says nothing of {absent}, which the scorer of the "
+    whole.update(dict.fromkeys(absent, 1.0))
+    return (
+        f"{REWARDS} names {list(written)}, and says nothing of {absent}, which the scorer of the "
         f"training rows ({', '.join(returned)}) returns too{close}. Give the weights that you "
-        f"want: {line_of(REWARDS, {**whole, **dict.fromkeys(absent, 1.0)})}. With 0 a reward is "
+        f"want: {line_of(REWARDS, whole)}. With 0 a reward is "
         "scored and logged, and has no weight; with null it is left out"
     )
 
 
-def _refuse_never_returned(
-    settings: GdpoSettings,
-    sources: set[str],
-    returned: Mapping[str, Mapping[str, set[str]]],
-) -> None:
-    """Raise ValueError for a name that would be missing, or a condition unmet, in every row.
+def _names_of_no_row(
+    settings: GdpoSettings, names_of: Mapping[str, set[str]], others: Iterable[str]
+) -> list[str]:
+    """Return the names in the settings that would be missing in every row.
 
     Args:
-        sources: of all training rows. Those that verl scores may return any name but ours.
-        returned: of the sources that we score; see `_returned`.
+        names_of: {data source that we score: what its rows may return}.
+        others: data sources that verl scores.
     """
-    names_of = {source: set().union(*of.values()) for source, of in returned.items()}
-    known = {name for names in names_of.values() for name in names}
-    others = sources - {*returned}
+    unknown = []
     for name in settings.names:
-        if name not in known and all(rewards.belongs_elsewhere(name, each) for each in others):
-            raise ValueError(
-                f"{REWARDS} names {name!r}, which no scorer of the training rows "
-                f"({', '.join(sorted(sources))}) returns{hint(name, sorted(known))}. Leave it out, "
-                "or set the option in reward.reward_kwargs with which the scorer returns it"
-            )
+        if any(name in names for names in names_of.values()):
+            continue
+        # verl's scorers may return any name that is not one of ours.
+        if all(belongs_elsewhere(name, source) for source in others):
+            unknown.append(name)
+    return unknown
+
+
+def _conditions_never_met(
+    settings: GdpoSettings, names_of: Mapping[str, set[str]], unknown: Iterable[str]
+) -> Iterator[str]:
+    """Yield a message for each condition that no row of a data source could meet.
+
+    Args:
+        names_of: see `_names_of_no_row`.
+        unknown: names that are refused already.
+    """
     for name, term in settings.terms.items():
+        if term.when is None or term.when.reward in unknown:
+            continue
         for source, names in names_of.items():
-            if term.when is not None and name in names and term.when.reward not in names:
-                raise ValueError(
+            if name in names and term.when.reward not in names:
+                yield (
                     f"{REWARDS}.{name}.when.reward={term.when.reward}: rows of {source!r} have "
                     f"{name!r} and no {term.when.reward!r}, so none of them would ever meet the "
                     "condition. Train these rows in a run of their own, or without the condition"
@@ -239,6 +499,7 @@ def _refuse_never_returned(
 
 def uses_gdpo_manager(config: Any) -> bool:
     """Return whether the reward manager is named gdpo. A subclass of ours may have another name."""
+    # With another `source`, the name is that of a class in a file of the user's.
     manager = config.reward.reward_manager
     return bool(manager.source == "register" and manager.name == "gdpo")
 
@@ -252,95 +513,3 @@ def has_own_scorer(config: Any) -> bool:
 def has_gdpo(config: Any) -> bool:
     """Return whether the estimator or the reward manager is named gdpo."""
     return config.algorithm.adv_estimator == "gdpo" or uses_gdpo_manager(config)
-
-
-def _refuse_service(config: Any, sources: Iterable[str]) -> None:
-    """Raise ValueError for a service that our scorers of these data sources would not ask."""
-    url = OmegaConf.select(config, "reward.sandbox_fusion.url")
-    if url and any(rewards.TASK_BY_SOURCE[source].programs for source in sources):
-        raise ValueError(
-            f"reward.sandbox_fusion.url={url}: verl-gdpo runs programs on the machines of the "
-            "reward workers, locked in. Leave it out, or call the service in a reward function of "
-            "your own"
-        )
-
-
-def _mistakes(config: Any, settings: GdpoSettings, uses_estimator: bool) -> Iterator[str]:
-    """Yield what cannot work, and what to set instead."""
-    model, function = config.reward.reward_model, config.reward.custom_reward_function
-    options = plain(config.reward.get("reward_kwargs")) or {}
-    if uses_estimator and config.algorithm.get("use_kl_in_reward", False):
-        yield KL_IN_REWARD
-    if uses_estimator and OmegaConf.select(config, "actor_rollout_ref.rollout.n") == 1:
-        yield (
-            "actor_rollout_ref.rollout.n=1 with adv_estimator=gdpo: a group of one sample has no "
-            "spread, so every advantage would be 0. Set it to 2 or more"
-        )
-    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout") or {}
-    is_vllm = rollout.get("name") == "vllm"
-    if uses_estimator and is_vllm and rollout.get("full_determinism", False):
-        yield (
-            "actor_rollout_ref.rollout.full_determinism=True with rollout.name=vllm: verl gives "
-            "all samples of a prompt one seed (vllm_async_server.py). So they are equal, and every "
-            "advantage would be 0. Set it to False"
-        )
-    if model.enable and not model.enable_resource_pool:
-        yield (
-            "reward.reward_model.enable=True with enable_resource_pool=False: a colocated reward "
-            "model hands the reward manager no ground truth, so there are no named rewards. Set "
-            "reward.reward_model.enable_resource_pool=True"
-        )
-    if model.enable and function.path is None:
-        yield (
-            "reward.reward_model.enable=True with reward.custom_reward_function.path=null: verl "
-            "takes the model's single score without a reward manager. Set a custom reward "
-            "function that queries the model and returns {name: value}"
-        )
-    steps = OmegaConf.select(config, "trainer.total_training_steps")
-    filters_groups = OmegaConf.select(config, "algorithm.filter_groups.enable")
-    if (
-        settings.rewards
-        and filters_groups
-        and (silent := settings.terms.silent_step(steps)) is not None
-    ):
-        yield (
-            f"{REWARDS}: all weights are 0 at step {silent}, and "
-            "algorithm.filter_groups.enable=True would drop every group there and never end. Give "
-            "a weight another schedule, or end the run before with trainer.total_training_steps"
-        )
-    if entries_of(config) and function.path is not None:
-        moved = f"+{FUNCTIONS}.NAME.path={function.path} +{FUNCTIONS}.NAME.name={function.name}"
-        yield (
-            f"reward.custom_reward_function.path={function.path} beside {FUNCTIONS}: one of them "
-            f"would not be called. Move it into the list: {moved}"
-        )
-    conditions = {term.when.reward for term in settings.terms.values() if term.when}
-    is_summed = sums_first(config.algorithm.adv_estimator, settings)
-    for name, entry in entries_of(config).items():
-        on_error, why = entry["on_error"], ""
-        is_asked = name in [owner_of(reward, entries_of(config)) for reward in conditions]
-        if on_error == "missing" and (is_summed or is_asked):
-            why = "the rewards are summed first" if is_summed else "a condition asks for it"
-        elif on_error == "drop" and filters_groups and not uses_estimator:
-            why = "verl filters groups by all scores"
-        if why:
-            yield (
-                f"{FUNCTIONS}.{name}.on_error={on_error}: {why}, so a sample without this reward "
-                "would count as a bad one. Set on_error=stop"
-            )
-        if entry["rubric"] and settings.combine:
-            yield (
-                f"{FUNCTIONS}.{name}.rubric={entry['rubric']} with algorithm.gdpo.combine="
-                f"{settings.combine.name}: it takes the same rewards of all prompts. Leave one out"
-            )
-    if entries_of(config) and not uses_gdpo_manager(config):
-        yield (
-            f"{FUNCTIONS} with reward.reward_manager.name={config.reward.reward_manager.name}: "
-            "only the manager gdpo reads the list. Set reward.reward_manager.name=gdpo"
-        )
-    if options and has_own_scorer(config) and uses_gdpo_manager(config):
-        yield (
-            f"reward.reward_kwargs={options}: with reward functions of your own, nothing reads "
-            "them. Options of your function go to reward.custom_reward_function.reward_kwargs, or "
-            f"to its entry in {FUNCTIONS}"
-        )

@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
-from verl_gdpo.algorithm.settings import hint
+from verl_gdpo.algorithm.settings import SettingsError, hint
 from verl_gdpo.algorithm.values import check_name
-from verl_gdpo.tasks import TASKS, Task, options_of
+from verl_gdpo.tasks import TASKS, Task, TaskError, options_of
 
 KEY = "reward.reward_functions"
 # An entry has one of these keys, which says what scores.
@@ -51,15 +51,25 @@ def entries_of(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_entries(config: Any) -> None:
-    """Raise ValueError for an entry that cannot be used, as far as the configuration tells."""
+    """Raise SettingsError for entries that cannot be used, as far as the configuration tells."""
+    mistakes = []
     for name, entry in entries_of(config).items():
         try:
             check_name(name)
             # The names of the rewards in a dict begin like this.
             check_name(f"{name}{JOINT}")
         except ValueError as error:
-            raise ValueError(f"{KEY}: {error}") from None
-        check_entry(name, entry)
+            mistakes.append(f"{KEY}: {error}")
+            continue
+        try:
+            check_entry(name, entry)
+        except TaskError:
+            # It is none of the configuration: a package of somebody is broken.
+            raise
+        except ValueError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise SettingsError(mistakes)
 
 
 def check_entry(name: str, entry: Mapping[str, Any]) -> None:
@@ -272,12 +282,13 @@ def ask_for_names(name: str) -> str:
 
 
 def check_configured(config: Any, configured: Iterable[str]) -> None:
-    """Raise ValueError if `algorithm.gdpo.rewards` names what a function of the list never returns.
+    """Raise SettingsError if `algorithm.gdpo.rewards` names what no function of the list returns.
 
     Args:
         configured: the names there, and those that conditions read.
     """
     entries = entries_of(config)
+    mistakes = []
     for reward in configured:
         owner = owner_of(reward, entries)
         if owner is None:
@@ -287,10 +298,12 @@ def check_configured(config: Any, configured: Iterable[str]) -> None:
             # Beside these rewards, the function may return more, which are only logged.
             continue
         if names is not None and reward not in names:
-            raise ValueError(
+            mistakes.append(
                 f"{REWARDS} names {reward!r}, which {KEY}.{owner} does not return"
                 f"{hint(reward, names)}"
             )
+    if mistakes:
+        raise SettingsError(mistakes)
 
 
 def check_sources(config: Any, sources: Iterable[str]) -> list[str]:

@@ -216,7 +216,7 @@ def declared_bounds(
 def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Return {reward: (lowest, highest)} of the rewards that our scorer returns for a data source.
 
-    It is empty if the scorer does not take its options, which `check_options` refuses.
+    It is empty if the scorer does not take its options, which `mistakes_of_options` names.
     """
     task, own = TASK_BY_SOURCE[source], options_for(source, options)
     try:
@@ -226,26 +226,26 @@ def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[floa
     return dict(task.bounds(**own))
 
 
-def check_options(options: Mapping[str, Any], sources: Iterable[str]) -> None:
-    """Check `reward.reward_kwargs` of a run.
+def mistakes_of_options(options: Mapping[str, Any], sources: Iterable[str]) -> list[str]:
+    """Return a message for each option that none of our scorers takes.
 
     Args:
+        options: `reward.reward_kwargs` of a run.
         sources: the data sources of the run's rows.
-
-    Raises:
-        ValueError: none of our scorers for these sources takes an option.
     """
     taken = {
         source: options_of(TASK_BY_SOURCE[source]) for source in sources if source in TASK_BY_SOURCE
     }
+    takes = "; ".join(f"rows of {source!r} take {names}" for source, names in taken.items())
+    mistakes = []
     for name in options:
         if not any(name in names for names in taken.values()):
-            takes = [f"rows of {source!r} take {names}" for source, names in taken.items()]
-            raise ValueError(
+            mistakes.append(
                 f"reward.reward_kwargs.{name}: no scorer of the training rows takes it "
-                f"({'; '.join(takes) or 'verl scores them, without options'}). Remove it; on the "
+                f"({takes or 'verl scores them, without options'}). Remove it; on the "
                 f"command line, ~reward.reward_kwargs.{name}"
             )
+    return mistakes
 
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:

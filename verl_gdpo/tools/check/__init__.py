@@ -65,7 +65,8 @@ class Output:
         try:
             return question(*arguments)
         except Exception as error:
-            self.problems.append(message_of(error))
+            # A SettingsError has a message for each mistake. Its module would load torch here.
+            self.problems += getattr(error, "mistakes", None) or [message_of(error)]
             return None
 
     def warn(self, question: Callable[..., Texts], *arguments: Any) -> None:

@@ -60,7 +60,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _run(arguments)
     except ValueError as error:
-        print(f"replay: {printable(str(error))}", file=sys.stderr)
+        # Several mistakes of the settings have a line each.
+        lines = [printable(line) for line in str(error).splitlines()]
+        print("replay:", "\n".join(lines), file=sys.stderr)
         return 1
 
 
