@@ -25,6 +25,7 @@ from verl_gdpo.algorithm import metrics as metrics_module
 from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import NOTES_KEY
 from verl_gdpo.hooks import estimator as estimator_module
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
 from verl_gdpo.hooks.dump import DumpRows
@@ -141,18 +142,29 @@ def test_data_sources_that_only_the_batches_tell(queue, tmp_path):
     assert told == [set(), {"gdpo/a/mean/e"}, {"gdpo/a/mean/d"}]
 
 
+def add_batch(kept, uid, step):
+    """A row with a note of its scorer, and a row of padding."""
+    infos = [{"a": 1.0, "score": 1.0, NOTES_KEY: {"seconds": 0.5}}] * 2
+    keys = [f"{uid}_0_0", f"pad{uid}_1_0"]
+    rows = BatchRows.from_keys(keys, infos, ["d"] * 2, [False, True], step=step)
+    advantages = TokenAdvantages(np.array([3, 0]), np.array([0.5, 0.0]))
+    kept.add([4, 0], AdvantageStep(GdpoSettings(), rows, advantages=advantages))
+
+
 def test_a_dump_keeps_the_batches_of_a_step():
     kept = DumpRows()
     assert kept.columns([]) == {}
     for uid in "uvw":
-        keys, infos = [f"{uid}_0_0", f"pad{uid}_1_0"], [{"a": 1.0, "score": 1.0}] * 2
-        rows = BatchRows.from_keys(keys, infos, ["d"] * 2, [False, True], step=7)
-        advantages = TokenAdvantages(np.array([3, 0]), np.array([0.5, 0.0]))
-        kept.add([4, 0], AdvantageStep(GdpoSettings(), rows, advantages=advantages))
+        add_batch(kept, uid, step=7)
     columns = kept.columns(["w_0_0", "v_0_0", "u_0_0", "padw_1_0"])
     assert columns["batch"] == [2, 1, 0, 2]
     assert columns["is_padding"] == [False, False, False, True]
+    # verl writes the score, and notes are averaged for the metrics
     assert columns["rewards"][0] == {"a": 1.0} and columns["advantage"][3] == 0.0
+    add_batch(kept, "x", step=8)
+    assert kept.columns(["x_0_0"])["batch"] == [0]
+    with pytest.raises(RuntimeError, match=r"1 of 1 rows were in no batch .* such as w_0_0"):
+        kept.columns(["w_0_0"])
 
 
 class Operations(TorchDispatchMode):
