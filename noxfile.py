@@ -119,7 +119,7 @@ def verl(session: nox.Session) -> None:
     symbols = (shared_python(), "-W", "ignore", "tests/slow/verl_symbols.py")
     session.run(*symbols, env=environment(symbols[0], path), external=True)
     # a verl without V1 fails the files that import it, and runs the others
-    tests = ("--continue-on-collection-errors", "tests/hooks", "tests/test_plugin.py")
+    tests = ("--continue-on-collection-errors", "tests/core/hooks", "tests/test_plugin.py")
     tested(session, "-m", "", *tests, *arguments, path=path)
 
 

@@ -39,9 +39,9 @@ SHARED = {
     "ray": (
         "repository/test_run_tool_rl.py",
         "repository/test_adding_a_task.py",
-        "hooks/test_rollout_guard.py",
-        "hooks/test_before_training.py",
-        "hooks/test_shared_limits.py",
+        "core/hooks/test_rollout_guard.py",
+        "core/hooks/test_before_training.py",
+        "on_ray/",
         "hostile/",
     ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),

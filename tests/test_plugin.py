@@ -367,7 +367,7 @@ def test_what_verls_processes_load(python, gsm8k):
         "verl_gdpo.tools.run.attention",
         "verl_gdpo.tools.run.checkpoints",
         "verl_gdpo.tools.run.plugin",
-        "verl_gdpo.tools.run.resumed",
+        "verl_gdpo.tools.run.checkpoint_loading",
         "verl_gdpo.tools.run.stacks",
     }
     assert not any(name.startswith("verl_gdpo.tasks.sandbox") for name in late)

@@ -8,7 +8,7 @@ import pytest
 from verl_gdpo.tasks import check_ground_truths
 from verl_gdpo.tasks.math_length import score as math_length
 from verl_gdpo.tasks.math_length.score import TASK, score
-from verl_gdpo.tasks.sandbox.limited_process import LimitedPool
+from verl_gdpo.tasks.sandbox.limited_pool import LimitedPool
 
 FREEZES = "9^{9^{9^{9}}}"
 

@@ -17,7 +17,7 @@ SANDBOX = {"tasks.sandbox"} | {f"tasks.sandbox.{name}" for name in ("inside", "l
 CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
 TOOL_RL = {"tasks.tool_rl.score", "tasks.tool_rl.form"}
 CODING = {"tasks.coding.score", "tasks.coding.problem", *SANDBOX}
-MATH = {"tasks.math_length.score", *SANDBOX, "tasks.sandbox.limited_process", "terminal"}
+MATH = {"tasks.math_length.score", *SANDBOX, "tasks.sandbox.limited_pool", "terminal"}
 
 
 @pytest.mark.parametrize(

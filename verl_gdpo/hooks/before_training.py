@@ -33,7 +33,7 @@ COMPARED = ("__init__.py", "plugin.py", "algorithm", "scoring", "hooks", "tasks"
 COMPARED_IF_LOADED = {
     "cpu": "verl_gdpo.cpu.device",
     "tools/run/attention.py": "verl_gdpo.tools.run.attention",
-    "tools/run/resumed.py": "verl_gdpo.tools.run.resumed",
+    "tools/run/checkpoint_loading.py": "verl_gdpo.tools.run.checkpoint_loading",
 }
 # Data is prepared before a run starts, so nodes may differ in how.
 DATA_PREPARATION = ("tasks/preparation/*", "tasks/*/rows.py")

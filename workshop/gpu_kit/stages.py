@@ -13,9 +13,13 @@ from verl_gdpo.tools.run.resume import quoted
 
 REPO = Path(__file__).resolve().parents[2]
 TESTS = (
-    *("algorithm/test_equation.py", "algorithm/test_metrics.py", "algorithm/test_values.py"),
-    *("algorithm/test_variants.py", "hooks/test_estimator.py", "hooks/test_replay_buffer.py"),
-    "hooks/test_attention.py",
+    "core/algorithm/test_equation.py",
+    "core/algorithm/test_metrics.py",
+    "core/algorithm/test_values.py",
+    "core/algorithm/test_variants.py",
+    "core/hooks/test_estimator.py",
+    "core/hooks/test_replay_buffer.py",
+    "tools/run/test_attention.py",
 )
 HF = "workshop.gpu_kit.hf_rollout"
 MADE = "workshop.gpu_kit.made_rollout"

@@ -17,15 +17,15 @@ from verls_run import run_with_plugins
 
 from verl_gdpo.hooks.extend import attach
 from verl_gdpo.tools.compose import compose_config
-from verl_gdpo.tools.run.checkpoints import TRACKER
-from verl_gdpo.tools.run.record import recorded_start
-from verl_gdpo.tools.run.resume import arguments
-from verl_gdpo.tools.run.resumed import (
+from verl_gdpo.tools.run.checkpoint_loading import (
     SAVED_BEFORE,
     check_and_load_rows,
     load_and_count,
     mend_tracker,
 )
+from verl_gdpo.tools.run.checkpoints import TRACKER
+from verl_gdpo.tools.run.record import recorded_start
+from verl_gdpo.tools.run.resume import arguments
 from verl_gdpo.tools.run.starts import starts_of
 
 GRPO = "algorithm.adv_estimator=grpo"

@@ -1,4 +1,4 @@
-"""The program of the processes that compare mathematical answers: see `sandbox/limited_process.py`.
+"""The program of the processes that compare mathematical answers: see `sandbox/limited_pool.py`.
 
 math-verify ends its own work by SIGALRM, which only a main thread can have, and which does not
 interrupt Python inside one long multiplication.

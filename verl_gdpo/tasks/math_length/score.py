@@ -16,7 +16,7 @@ from pathlib import Path
 
 from verl_gdpo.tasks import Evaluation, Task
 from verl_gdpo.tasks.math_length import DATA_SOURCES
-from verl_gdpo.tasks.sandbox.limited_process import LimitedPool
+from verl_gdpo.tasks.sandbox.limited_pool import LimitedPool
 from verl_gdpo.terminal import install_line
 
 BOX = "\\boxed{"

@@ -45,7 +45,7 @@ EXTENSIONS = (
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer._init_dataloader",
-        "verl_gdpo.tools.run.resumed:check_and_load_rows",
+        "verl_gdpo.tools.run.checkpoint_loading:check_and_load_rows",
         at_construction=True,
         only_for=_CHECKPOINTS,
         table="run",
@@ -53,7 +53,7 @@ EXTENSIONS = (
     Extension(
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer._create_dataloader",
-        "verl_gdpo.tools.run.resumed:check_and_load_rows",
+        "verl_gdpo.tools.run.checkpoint_loading:check_and_load_rows",
         only_for=_CHECKPOINTS,
         table="run",
     ),
@@ -83,7 +83,7 @@ EXTENSIONS = (
     Extension(
         "verl.utils.checkpoint.fsdp_checkpoint_manager",
         "FSDPCheckpointManager.load_checkpoint",
-        "verl_gdpo.tools.run.resumed:load_and_count",
+        "verl_gdpo.tools.run.checkpoint_loading:load_and_count",
         needs=("local_path",),
         only_for=_KEPT_CHECKPOINTS,
         table="run",

@@ -23,7 +23,7 @@ from verl_gdpo.hooks.extend import Function
 from verl_gdpo.hooks.refusal import warn
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.hooks.run_keys import ALLOW_CHANGE
-from verl_gdpo.tools.run import attention, resume, resumed, starts
+from verl_gdpo.tools.run import attention, checkpoint_loading, resume, starts
 from verl_gdpo.tools.run.starts import RecordedStart, StartManifest
 from verl_gdpo.tools.run_folder.folder import of_recipes, write_into_run_dir
 
@@ -70,14 +70,14 @@ def recorded_start(config: Any, *, is_recorded: bool, composed: Any = None) -> I
         ValueError: a checkpoint would be loaded that is not whole, or that was made with other
             settings.
     """
-    checkpoint = resumed.checkpoint_to_load(config)
+    checkpoint = checkpoint_loading.checkpoint_to_load(config)
     earlier = None
     if checkpoint is not None:
         earlier = starts.maker_of(checkpoint)
     if not is_recorded and earlier is None:
         yield
         return
-    resumed.check_before_load(config)
+    checkpoint_loading.check_before_load(config)
     allowed = _taken_out(config, ALLOW_CHANGE)
     if composed is None:
         composed = config
@@ -95,8 +95,8 @@ def recorded_start(config: Any, *, is_recorded: bool, composed: Any = None) -> I
         warn(f"the start is not recorded, so that no resume is compared with it: {error}")
         yield
         return
-    if resumed.note_saved_before(config, checkpoint):
-        hand_over(config, resumed.SAVED_BEFORE)
+    if checkpoint_loading.note_saved_before(config, checkpoint):
+        hand_over(config, checkpoint_loading.SAVED_BEFORE)
     if start.wandb_run_id:  # W&B goes on with it, in whichever process verl calls it
         os.environ["WANDB_RUN_ID"] = start.wandb_run_id
         os.environ.setdefault("WANDB_RESUME", "allow")

@@ -1,4 +1,4 @@
-"""The metrics reach W&B through verl's own `Tracking`; see also `run/test_tracker_logs.py`."""
+"""The metrics reach W&B through verl's own `Tracking`; see `run_folder/test_tracker_logs.py`."""
 
 import json
 

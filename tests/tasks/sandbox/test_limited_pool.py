@@ -14,8 +14,8 @@ import psutil
 import pytest
 from repository import REPO
 
-from verl_gdpo.tasks.sandbox import limited_process
-from verl_gdpo.tasks.sandbox.limited_process import LimitedPool
+from verl_gdpo.tasks.sandbox import limited_pool
+from verl_gdpo.tasks.sandbox.limited_pool import LimitedPool
 
 PROGRAM = """
 import os, time
@@ -96,7 +96,7 @@ def test_no_thread_waits_while_others_take_their_turns(pool, monkeypatch):
             time.sleep(0.0005)  # others run
             return True
 
-    monkeypatch.setattr(limited_process, "_Process", Quick)
+    monkeypatch.setattr(limited_pool, "_Process", Quick)
     done = []
     with ThreadPoolExecutor(8) as threads:
         [*threads.map(lambda n: (ask(pool), done.append(n)), range(400))]
@@ -133,7 +133,7 @@ def test_an_interrupt_leaves_no_reply_for_the_next_request(pool, monkeypatch):
 
     ask(pool, "a")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(limited_process._Process, "_read", interrupted)
+        patch.setattr(limited_pool._Process, "_read", interrupted)
         ask(pool, "b")
     assert ask(pool, "c") == ([["c", 0]], True)
 
@@ -159,7 +159,7 @@ def python(code, *arguments):
 
 STARTED = """
 import os, sys
-from verl_gdpo.tasks.sandbox.limited_process import LimitedPool
+from verl_gdpo.tasks.sandbox.limited_pool import LimitedPool
 pool = LimitedPool(sys.argv[1], 9, 1 << 30)
 def ask():
     assert pool.ask('["a"]', "a test")[1]
@@ -211,7 +211,7 @@ def answer(say):
 def test_no_clock_runs_between_requests(program):
     code = """if 1:
         import runpy, sys
-        from verl_gdpo.tasks.sandbox.limited_process import work
+        from verl_gdpo.tasks.sandbox.limited_pool import work
         def lines():
             yield '[]'
             print(runpy.run_path(sys.argv[1])["answer"](None), file=sys.stderr)

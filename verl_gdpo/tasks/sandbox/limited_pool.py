@@ -3,7 +3,7 @@
 The kernel ends them at their limits, whatever they do: Python's own signal handlers do not
 interrupt one long multiplication, and 9^{9^{9^{9}}} freezes the interpreter.
 
-This file is also their program: `limited_process.py FILE CPU_S WALL_S BYTES`. FILE imports what it
+This file is also their program: `limited_pool.py FILE CPU_S WALL_S BYTES`. FILE imports what it
 needs, or has `prepare()` for that, and has `answer(say, *request)`, which returns the last reply to
 a request and may `say` others before. A process says why it cannot start, or "". Then it gets
 requests and gives replies, a line of JSON each: [reply, whether it is the last]. It ends with its

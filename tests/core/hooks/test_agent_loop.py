@@ -206,7 +206,7 @@ def scored(values, **more):
 
 def test_the_example_of_the_documents_fits_verls_output():
     text = (REPO / "docs/trainers.md").read_text()
-    code = text.split("<!-- executed by tests/hooks/test_agent_loop.py -->\n```python\n")[1]
+    code = text.split("<!-- executed by tests/core/hooks/test_agent_loop.py -->\n```python\n")[1]
     space = {}
     exec(code.split("```")[0], space)
     output = made_output(0)
