@@ -39,8 +39,6 @@ SHARED = {
     "ray": (
         "repository/test_run_tool_rl.py",
         "repository/test_adding_a_task.py",
-        "core/hooks/test_rollout_guard.py",
-        "core/hooks/test_before_training.py",
         "on_ray/",
         "hostile/",
     ),
