@@ -131,7 +131,11 @@ def trl(session: nox.Session) -> None:
     # TRL's imports emit warnings, which are errors in this project's tests; and the fixtures of
     # the other slow tests need more packages
     options = ("-W", "ignore", "--noconftest")
-    files = ("tests/slow/trl_dialect.py", "tests/slow/trl_example.py")
+    files = (
+        "tests/slow/trl_dialect.py",
+        "tests/slow/trl_example.py",
+        "tests/slow/trl_templates.py",
+    )
     python = f"{session.bin}/python"
     tested(session, *options, *files, *session.posargs, python=python, path=".")
 

@@ -13,6 +13,8 @@ from ground_truths import GROUND_TRUTHS
 from repository import REPO
 
 from verl_gdpo.tasks import TASKS
+from verl_gdpo.tasks.tool_rl.call_formats import CALL_FORMATS
+from verl_gdpo.tasks.tool_rl.form import render_answer
 from verl_gdpo.trl_rewards import reward_funcs
 
 GOOD = "<think>6 * 7</think>\n<answer>42</answer>"
@@ -195,13 +197,87 @@ def test_bad_use_is_explained(monkeypatch):
     [
         [],
         [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}],
-        [{"role": "assistant", "content": "a", "tool_calls": []}],
+        [{"role": "assistant", "content": "a", "audio": "b"}],
+        [{"role": "assistant", "tool_calls": []}],
+        [{"content": "a"}],
         [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}],
     ],
 )
 def test_what_is_not_the_generated_text_is_refused(completion):
     with pytest.raises(ValueError, match=r"completion 1: got .*; expected a text, or one message"):
         call(reward_funcs(TASKS["gsm8k"]), [[{"role": "assistant", "content": "a"}], completion])
+
+
+def message(content="", **read):
+    return [{"role": "assistant", "content": content, **read}]
+
+
+def called(*functions):
+    """As TRL hands on the calls that it read."""
+    return [{"type": "function", "function": function} for function in functions]
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
+def test_a_thought_that_trl_has_read(key):
+    """The same scores as those of the text, in which white space of TRL's choice is lost."""
+    functions = reward_funcs(TASKS["gsm8k"])
+    read = message("<answer>42</answer>", **{key: "6 * 7"})
+    none = message(GOOD, **{key: None})
+    assert call(functions, [read, none]) == call(functions, [GOOD, GOOD])
+    # one that is not closed has no answer below it
+    cut = message(**{key: "<answer>42</answer>"})
+    assert call(functions, [cut]) == call(functions, ["<think><answer>42</answer>"])
+    assert call(functions, [cut])["format"] == [0.0]
+
+
+F, G = {"a": 1, "b": "x"}, {"on": [True, None]}
+TRUTH = render_answer("x", [{"name": "f", "parameters": F}, {"name": "g", "parameters": G}])
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS)
+def test_calls_that_trl_has_read(call_format):
+    """Full marks for the right calls, also beside a thought, and fewer for one of the two."""
+    functions = reward_funcs(TASKS["tool_rl"], call_format=call_format)
+    # of JSON in tags, TRL keeps the key that the model wrote
+    key = "parameters" if call_format == "toolrl" else "arguments"
+    both = called({"name": "f", key: F}, {"name": "g", key: G})
+    right = message(reasoning_content="x", tool_calls=both)
+    half = message(reasoning_content="x", tool_calls=both[1:])
+    other = message(reasoning_content="x", tool_calls=called({"name": "h", "x": 1}))
+    rewards = call(functions, [right, half, other], "rlla", TRUTH)
+    if call_format == "toolrl":  # whose calls share a block, which TRL cannot read
+        assert rewards["correctness"][0] < 3 and rewards["format"] == [0, 1, 1]
+    else:
+        assert rewards["correctness"][0] == 3.0
+        assert rewards["format"][:2] == [1, 1]
+    assert -3 < rewards["correctness"][1] < 3 and rewards["correctness"][2] == -3.0
+
+
+def test_the_text_that_is_scored_again(monkeypatch):
+    task, calls = counting(monkeypatch)
+    f = {"name": "f", "arguments": {"a": 1}}
+    completions = [
+        message("So:", reasoning_content="x", tool_calls=called(f)),
+        message("So:", tool_calls=[f]),  # not in an object of their own
+        message("So:", reasoning_content=None, tool_calls=None),
+        message("So:", reasoning_content="x"),
+        message(),
+    ]
+    call(reward_funcs(task), completions, "mine", "g")
+    block = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    texts = [f"<think>x</think>\nSo:\n{block}", f"So:\n{block}", "So:", "<think>x</think>\nSo:", ""]
+    assert sorted(scored[0] for scored in calls) == sorted(texts)
+
+
+def test_calls_that_cannot_be_written_again_are_no_calls():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    functions = reward_funcs(TASKS["tool_rl"], call_format="hermes")
+    of_deep = message(tool_calls=called({"name": "f", "arguments": {"a": deep}}))
+    of_nan = message(tool_calls=called({"name": "f", "arguments": {"a": float("nan")}}))
+    assert call(functions, [of_deep], "rlla", TRUTH)["correctness"] == [-3.0]
+    assert -3.0 < call(functions, [of_nan], "rlla", TRUTH)["correctness"][0] < 0
 
 
 def test_scoring_needs_neither_verl_nor_torch():

@@ -14,6 +14,7 @@ TRL itself. Relies on how TRL 1.16 calls a reward function: with `completions`, 
 `trainer_state` and the columns of the rows, for a list of numbers; None is a missing reward.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,19 @@ from typing import Any
 
 from verl_gdpo.algorithm.values import value_or_error
 from verl_gdpo.tasks import Task, options_of
+from verl_gdpo.tasks.tool_rl.call_formats import ARGUMENTS_KEY, XML_AND_BARE, call_format_of
+from verl_gdpo.tasks.tool_rl.form import (
+    NAME_KEY,
+    PARAMETERS_KEY,
+    THINK_CLOSE,
+    THINK_OPEN,
+    TOOL_CALL_CLOSE,
+    TOOL_CALL_OPEN,
+)
+
+# Where TRL puts what it read as the thought: in Qwen3's messages, and in those of LFM2.5
+THOUGHT_KEYS = ("reasoning_content", "thinking")
+CALLS_KEY = "tool_calls"
 
 # data source, response, ground truth (unchecked), response tokens, training step
 Sample = tuple[str, str, Any, int, int | None]
@@ -82,7 +96,8 @@ class RewardFunction:
             ValueError: a column is missing, a completion is not one text, a row is of none of the
                 tasks, its ground truth is bad, or its reward is not finite.
         """
-        return [rewards.get(self.__name__) for rewards in self._scoring.rewards(_samples(batch))]
+        samples = _samples(batch, self._scoring.call_format)
+        return [rewards.get(self.__name__) for rewards in self._scoring.rewards(samples)]
 
 
 class _Scoring:
@@ -96,6 +111,7 @@ class _Scoring:
             names |= {*task.bounds(**own)}
             self._scorers |= dict.fromkeys(task.data_sources, partial(task.score, **own))
         self.reward_names = sorted(names)
+        self.call_format = options.get("call_format")  # None: none is named
         self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
 
     def rewards(self, samples: list[Sample]) -> list[dict[str, float | None]]:
@@ -120,7 +136,7 @@ class _Scoring:
             raise ValueError(f"{where}: {error}") from error
 
 
-def _samples(batch: Mapping[str, Any]) -> list[Sample]:
+def _samples(batch: Mapping[str, Any], call_format: str | None) -> list[Sample]:
     for column in ("data_source", "reward_model"):
         if column not in batch:
             raise ValueError(
@@ -128,7 +144,9 @@ def _samples(batch: Mapping[str, Any]) -> list[Sample]:
                 "data`, or the columns data_source='verl_gdpo/gsm8k' (for example) and "
                 f"reward_model={{'ground_truth': ...}}; got {sorted(batch)}"
             )
-    texts = [_text(number, completion) for number, completion in enumerate(batch["completions"])]
+    texts = []
+    for number, completion in enumerate(batch["completions"]):
+        texts.append(_text(number, completion, call_format))
     state = batch.get("trainer_state")
     # verl, for which the scorers are written, calls the first step 1
     step = None if state is None else state.global_step + 1
@@ -138,15 +156,66 @@ def _samples(batch: Mapping[str, Any]) -> list[Sample]:
     return [(*row, step) for row in rows]
 
 
-def _text(number: int, completion: Any) -> str:
-    """What the model wrote: a text, or the one message of a conversation."""
+def _text(number: int, completion: Any, call_format: str | None) -> str:
+    """Return what the model wrote: a text, or the one message of a conversation."""
     if isinstance(completion, str):
         return completion
-    message = completion[0] if len(completion) == 1 else {}
-    # TRL moves tool calls and reasoning out of the text where a tokenizer can read them
-    if {*message} == {"role", "content"} and isinstance(message["content"], str):
-        return message["content"]
-    raise ValueError(
-        f"TRL rewards, completion {number}: got {str(completion)[:200]}; expected a text, or one "
-        "message with role and content alone. A scorer reads the text that was generated"
-    )
+    text = None
+    if len(completion) == 1:
+        text = _text_of_message(completion[0], call_format)
+    if text is None:
+        raise ValueError(
+            f"TRL rewards, completion {number}: got {str(completion)[:200]}; expected a text, or "
+            f"one message with role, content and, where TRL has read them, one of {THOUGHT_KEYS} "
+            f"and {CALLS_KEY}. A scorer reads the text that was generated"
+        )
+    return text
+
+
+def _text_of_message(message: Mapping[str, Any], call_format: str | None) -> str | None:
+    """Return the text of a message, of which TRL may have read the thought and the calls.
+
+    TRL has removed the tags, the white space at them, and the order of content and calls. They are
+    written again as the tasks ask for them, and in the order of Qwen3's template: the thought, the
+    content, the calls. None for another message.
+    """
+    content = message.get("content")
+    known = {"role", "content", *THOUGHT_KEYS, CALLS_KEY}
+    if "role" not in message or not isinstance(content, str) or not message.keys() <= known:
+        return None
+    parts = [content] if content else []
+    calls = message.get(CALLS_KEY)
+    if calls:
+        parts.append(_written(calls, call_format))
+    for key in THOUGHT_KEYS:
+        thought = message.get(key)
+        if thought is None:
+            continue
+        # A thought below which nothing stands may have been cut off, so it is left open.
+        closing = THINK_CLOSE if parts else ""
+        parts.insert(0, f"{THINK_OPEN}{thought}{closing}")
+    return "\n".join(parts)
+
+
+def _written(calls: Sequence[Mapping[str, Any]], call_format: str | None) -> str:
+    """Return calls that TRL has read, as the model's template writes them.
+
+    Of calls in XML and of bare JSON, TRL keeps the arguments alone. Of JSON in tags it keeps each
+    key that the model wrote, so that a call with a wrong key stays wrong.
+    """
+    functions = [call.get("function", call) for call in calls]
+    try:
+        if call_format in XML_AND_BARE and all(map(_has_arguments, functions)):
+            named = [{NAME_KEY: f[NAME_KEY], PARAMETERS_KEY: f[ARGUMENTS_KEY]} for f in functions]
+            return call_format_of(call_format).write(named)
+        blocks = []
+        for function in functions:
+            written = json.dumps(function, ensure_ascii=False)
+            blocks.append(f"{TOOL_CALL_OPEN}\n{written}\n{TOOL_CALL_CLOSE}")
+        return "\n".join(blocks)
+    except RecursionError:  # the model's JSON is nested too deep to be written again
+        return ""
+
+
+def _has_arguments(function: Mapping[str, Any]) -> bool:
+    return NAME_KEY in function and isinstance(function.get(ARGUMENTS_KEY), Mapping)

@@ -63,7 +63,7 @@ def test_bounds_take_the_options_of_the_scorer(name):
             bounds(nothing=1)
     given = [p.name for p in inspect.signature(TASKS[name].score).parameters.values()]
     assert given[:2] == ["response", "ground_truth"] and {"response_tokens", "step"} <= {*given}
-    assert ("notes" in given) == (TASKS[name].programs is not None)
+    assert ("notes" in given) == (TASKS[name].notes is not None)
 
 
 @pytest.mark.parametrize("source", TASK_BY_SOURCE)

@@ -15,7 +15,7 @@ TASKS = ("coding", "constraints", "gsm8k", "math_length", "tool_rl")
 FOLDERS = {f"tasks.{name}" for name in TASKS}  # a line each
 SANDBOX = {"tasks.sandbox"} | {f"tasks.sandbox.{name}" for name in ("inside", "lock", "machine")}
 CODING_TRUTH = '{"function": null, "tests": [{"input": "", "output": ""}]}'
-TOOL_RL = {"tasks.tool_rl.score", "tasks.tool_rl.form"}
+TOOL_RL = {f"tasks.tool_rl.{name}" for name in ("score", "form", "call_formats")}
 CODING = {"tasks.coding.score", "tasks.coding.problem", *SANDBOX}
 MATH = {"tasks.math_length.score", *SANDBOX, "tasks.sandbox.limited_pool", "terminal"}
 

@@ -182,6 +182,28 @@ def test_a_long_answer_fills_the_room_and_is_as_right_as_a_short_one(source, tru
     assert "as long as allowed" not in made_up_responses("seventy two", "seventy two", 2)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["+reward.reward_kwargs.call_format=hermes"],
+        [
+            "+reward.reward_functions.form.task=tool_rl",
+            "+reward.reward_functions.form.call_format=hermes",
+        ],
+    ],
+)
+def test_the_right_response_is_written_as_the_run_reads_it(options):
+    truth = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"b": 1}}\n</tool_call>'
+    row = data_files.DataRow("row 0", "rlla", {"reward_model": {"ground_truth": truth}})
+    kinds = {}
+    for name, given in (("hermes", options), ("toolrl", [])):
+        samples = dry_run.make_samples(composed(*given), [row], [])
+        kinds[name] = {sample.kind: sample.response for sample in samples}
+    assert kinds["toolrl"][dry_run.RIGHT] == truth
+    assert kinds["hermes"][dry_run.RIGHT] == truth.replace("parameters", "arguments")
+    assert kinds["hermes"].keys() == kinds["toolrl"].keys()
+
+
 # --- silence -------------------------------------------------------------------------------------
 
 

@@ -128,14 +128,15 @@ def batch_metrics(
 
 
 def scoring_metrics(rows: BatchRows) -> dict[str, float]:
-    """Return {"gdpo/scoring/<note>": mean over the samples whose scorer left notes}."""
-    if not rows.notes:
-        return {}
-    metrics = {}
-    for name in rows.notes[0]:
-        of_samples = [notes[name] for notes in rows.notes]
-        metrics[f"gdpo/scoring/{name}"] = float(np.mean(of_samples))
-    return metrics
+    """Return {"gdpo/scoring/<note>": mean over the samples whose scorer left this note}.
+
+    Scorers of different tasks leave different notes.
+    """
+    of_samples: dict[str, list[float]] = {}
+    for notes in rows.notes:
+        for name, value in notes.items():
+            of_samples.setdefault(name, []).append(value)
+    return {f"gdpo/scoring/{name}": float(np.mean(values)) for name, values in of_samples.items()}
 
 
 # --- the rewards by themselves --------------------------------------------------------------------

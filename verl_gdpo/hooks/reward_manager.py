@@ -229,8 +229,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Score a row by our scorer for its data source, and log what the scorer notes."""
         notes = None
         keywords = {}
-        if task.programs is not None:
-            notes = task.programs.notes()
+        if task.notes is not None:
+            notes = task.notes()
             keywords["notes"] = notes
         score = functools.partial(
             task.score,

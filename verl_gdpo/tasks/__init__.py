@@ -39,15 +39,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Programs:
-    """What the reward manager needs of a scorer that runs programs, which takes one more keyword.
+    """What the reward manager needs of a scorer that runs programs.
 
     at_once: `at_once()` returns how many programs this machine runs at a time.
-    notes: `notes()` returns what the scorer fills in for the log: the keyword `notes`. Its
-        `numbers()` are logged.
     """
 
     at_once: Callable[[], int]
-    notes: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,15 @@ class Task:
     reward_names: all rewards that `score` may return, under any options.
     good_response: `good_response(ground_truth)` returns a response with the highest rewards.
         `check` scores it and damaged copies of it.
+    good_response_options: the options of `score` that `good_response` takes too, as keywords.
     system_prompt: the instructions that data preparation puts before each question. With None, each
         row has its own.
     verl_names: {name of a reward in verl's own scorer for these rows: our name}.
     missing: `missing(**options)` returns what this machine cannot give to `score`, for `check` to
         say. It raises OSError where the machine cannot score at all.
     programs: see `Programs`; None for a scorer that runs none.
+    notes: `notes()` returns what the scorer fills in for the log, as its keyword `notes`. The
+        `numbers()` of it are logged. With None, the scorer has no such keyword.
     main_reward: the reward that says whether an answer is right, which `evaluate` shows first.
     rows: the module whose `SOURCES` (`preparation/sources.py`) says where rows come from. Only data
         preparation imports it. Without one, they are files of questions and answers.
@@ -82,15 +82,22 @@ class Task:
     score: Callable[..., Rewards]
     bounds: Callable[..., Mapping[str, tuple[float, float]]]
     reward_names: tuple[str, ...]
-    good_response: Callable[[str], str]
+    good_response: Callable[..., str]
     system_prompt: str | None
     verl_names: Mapping[str, str] = field(default_factory=dict)
     missing: Callable[..., Sequence[str]] = _nothing
     programs: Programs | None = None
+    notes: Callable[[], Any] | None = None
+    good_response_options: tuple[str, ...] = ()
     main_reward: str = ""
     rows: str = ""
     evaluation: Evaluation = field(default_factory=Evaluation)
     origin: str = "verl-gdpo"
+
+    def good_response_of(self, ground_truth: str, options: Mapping[str, Any]) -> str:
+        """Return the good response of a run with these options of the scorer."""
+        taken = {name: options[name] for name in self.good_response_options if name in options}
+        return self.good_response(ground_truth, **taken)
 
     def check_ground_truth(self, ground_truth: Any) -> None:
         """Score an empty response, which raises ValueError if the ground truth is bad."""
@@ -100,7 +107,7 @@ class Task:
 # the usual reward of verl's own scorers, which score the rows of all other data sources
 VERL_REWARD_NAMES = ("acc",)
 
-# keywords that the reward manager passes, the last where a task runs programs
+# keywords that the reward manager passes, the last where a task has notes
 GIVEN_BY_MANAGER = ("response_tokens", "step", "notes")
 NAMED_ROWS = 10  # bad ones, in a message
 

@@ -23,7 +23,7 @@ from verl_gdpo.tasks.preparation.parquet import (
     write_parquets,
 )
 from verl_gdpo.tasks.preparation.schema import overlap, table
-from verl_gdpo.tasks.preparation.sources import sources_of
+from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, sources_of
 
 # options that do not change the rows
 OTHER_OPTIONS = ("sources", "out", "if_needed", "keep_others", "force", "base_url", "cache")
@@ -70,6 +70,9 @@ def prepare(args: argparse.Namespace) -> None:
     print(table(splits, shared))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
+    needed = args.sources.call_formats.get(getattr(args, CALL_FORMAT, None), "")
+    if needed:
+        print(f"a run on these rows needs {needed}")
     if remark := shared.describe("row {} of test.parquet".format, "row {} of train.parquet".format):
         print(f"data_prep: WARNING: {remark}", file=sys.stderr)
 

@@ -33,6 +33,7 @@ from verl_gdpo.algorithm.metrics import (
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import NOTES_KEY
+from verl_gdpo.tasks.tool_rl.score import CallNotes
 
 PAGE = REPO / "docs" / "metrics.md"
 
@@ -512,16 +513,26 @@ def test_correlation_is_numpys(pairs, scale):
 
 
 def of_scoring():
-    """Two programs of three samples and of a row that is padding."""
-    notes = [{"stopped": 1.0, "seconds_waited": 3.0}, {"stopped": 0.0, "seconds_waited": 0.5}]
-    infos = [{NOTES_KEY: note, "a": 1.0} for note in (*notes, notes[0])]
-    keys, padding = [f"u_{n}_0" for n in range(4)], [False, False, True, False]
-    rows = BatchRows.from_keys(keys, [*infos, {"a": 1.0}], ["x"] * 4, padding)
+    """Two programs, two responses with calls, a row that is padding, and one without notes."""
+    programs = [{"stopped": 1.0, "seconds_waited": 3.0}, {"stopped": 0.0, "seconds_waited": 0.5}]
+    calls = [CallNotes("no_call").numbers(), CallNotes().numbers()]
+    infos = [{NOTES_KEY: note, "a": 1.0} for note in (*programs, programs[0], *calls)]
+    keys = [f"u_{n}_0" for n in range(6)]
+    padding = [False, False, True, False, False, False]
+    rows = BatchRows.from_keys(keys, [*infos, {"a": 1.0}], ["x"] * 6, padding)
     return scoring_metrics(drop_failed(rows, 2))
 
 
 def test_what_scorers_note():
-    assert of_scoring() == {"gdpo/scoring/stopped": 0.5, "gdpo/scoring/seconds_waited": 1.75}
+    """The notes of each task are means over its own samples."""
+    assert of_scoring() == {
+        "gdpo/scoring/stopped": 0.5,
+        "gdpo/scoring/seconds_waited": 1.75,
+        "gdpo/scoring/no_call": 0.5,
+        "gdpo/scoring/call_not_closed": 0.0,
+        "gdpo/scoring/call_malformed": 0.0,
+        "gdpo/scoring/call_incomplete": 0.0,
+    }
     assert scoring_metrics(BatchRows.from_keys(["u_0_0"], [{"a": 1.0}], ["x"], [False])) == {}
 
 

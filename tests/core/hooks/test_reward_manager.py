@@ -38,6 +38,7 @@ from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring import scorer_calls, threads
 from verl_gdpo.scoring.scorer_calls import SlowScoring
 from verl_gdpo.tasks import TASKS, sandbox
+from verl_gdpo.tasks.tool_rl.score import CallNotes
 
 pytestmark = pytest.mark.usefixtures("event_loop")
 
@@ -64,6 +65,9 @@ def manager(
     return GdpoRewardManager(config, Tokenizer(), compute_score or verls_default, *(router or ()))
 
 
+ALL_READ = {NOTES_KEY: CallNotes().numbers()}  # what the scorer of tool_rl notes
+
+
 def verls_default(data_source, solution_str, ground_truth, extra_info):
     return {"score": 9.0, "found": float(len(solution_str)), "source": data_source}
 
@@ -76,8 +80,20 @@ def test_our_scorer_is_chosen_by_data_source():
     result = score(manager(), GOLD)
     assert result == {
         "reward_score": 4.0,
-        "reward_extra_info": {"format": 1.0, "correctness": 3.0, "score": 4.0},
+        "reward_extra_info": {"format": 1.0, "correctness": 3.0, "score": 4.0, **ALL_READ},
     }
+
+
+def test_why_calls_are_not_read_is_no_reward_either():
+    hermes = manager(reward_kwargs={"call_format": "hermes"})
+    for response, correctness, why in (
+        (GOLD.replace("parameters", "arguments"), 3.0, ""),
+        (GOLD, -3.0, "call_incomplete"),
+        ("", -3.0, "no_call"),
+    ):
+        info = score(hermes, response)["reward_extra_info"]
+        assert info["correctness"] == correctness
+        assert info[NOTES_KEY] == CallNotes(why).numbers()
 
 
 def test_what_a_scorer_notes_is_no_reward(monkeypatch):
@@ -175,7 +191,7 @@ def test_verls_names_of_the_same_rewards_stay_valid():
 
 def test_options_of_our_scorer():
     info = score(manager(reward_kwargs={"max_correctness": 1}), GOLD)["reward_extra_info"]
-    assert {name: info[name] for name in info if name != "score"} == {"format": 1, "correctness": 1}
+    assert info == {"format": 1, "correctness": 1, "score": 2, **ALL_READ}
     error = score(manager(reward_kwargs={"lenght": True}), GOLD)["reward_extra_info"][ERROR_KEY]
     assert "TypeError" in error and "lenght" in error
 
@@ -201,6 +217,7 @@ def test_configured_rewards_of_other_data_sources_are_missing():
         "correctness": 3.0,
         "acc": None,
         "score": 1.0,
+        **ALL_READ,
     }
     math = manager(lambda **_: 0.5, gdpo={"rewards": {"format": 1.0, "acc": 1.0}})
     math.is_custom = False  # stands for verl's default, which gives this source a number

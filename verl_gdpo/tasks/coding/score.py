@@ -172,7 +172,8 @@ TASK = Task(
     good_response=form.good_response,
     system_prompt=form.SYSTEM_PROMPT,
     missing=lambda weak_sandbox=False, **_: sandbox.missing(weak_sandbox),
-    programs=Programs(cores, sandbox.ExecutionNotes),
+    programs=Programs(cores),
+    notes=sandbox.ExecutionNotes,
     evaluation=Evaluation(
         {
             "tests passed": lambda rewards: rewards["pass"],

@@ -7,7 +7,7 @@ import argparse
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
@@ -20,8 +20,8 @@ from verl_gdpo.atomic import replace_together
 from verl_gdpo.tasks import options_of
 from verl_gdpo.tasks.preparation import DataError, UsageError, local_files
 from verl_gdpo.tasks.preparation.parquet import git_blob_id
-from verl_gdpo.tasks.preparation.schema import Splits
-from verl_gdpo.tasks.preparation.sources import WEAK, Sources
+from verl_gdpo.tasks.preparation.schema import Row, Splits
+from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, WEAK, Sources
 
 SYNTHETIC_ROWS = 2000
 MAX_BYTES = 64 << 20  # of a download
@@ -46,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser, sources: Sources) -> None:
     if WEAK in options_of(sources.task):
         about = "let the rows' solutions run in a weak sandbox, if no better one is here"
         add(f"--{WEAK.replace('_', '-')}", action="store_true", help=about)
+    if sources.call_formats:
+        about = "how a call of a tool is written, which the system messages teach (default: %s)"
+        first = next(iter(sources.call_formats))
+        add(f"--{CALL_FORMAT.replace('_', '-')}", choices=sources.call_formats, help=about % first)
     if sources.base_url:
         add("--base-url", metavar="URL", help=f"a mirror of {sources.base_url}")
         about = "for downloads (default: ~/.cache/verl-gdpo)"
@@ -72,6 +76,8 @@ def load(sources: Sources, args: argparse.Namespace) -> Splits:
         arguments["synthetic"] = args.synthetic or sources.made_rows
     _refuse_stray_options(arguments)
     _require_scorer(sources)
+    if arguments.get(CALL_FORMAT) is not None:
+        sources = _teaching(sources, arguments[CALL_FORMAT])
     if args.source is not None:
         return _from_files(_with_options(sources, arguments), args.source, args.test)
     if arguments.get("synthetic") is not None:
@@ -114,6 +120,30 @@ def _with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:
         task=replace(sources.task, score=partial(sources.task.score, **weak)),
         row_of=partial(sources.row_of, **weak),
         mend=sources.mend and partial(sources.mend, **weak),
+    )
+
+
+def _teaching(sources: Sources, call_format: str) -> Sources:
+    """The sources whose rows, of all kinds, teach a format of calls of tools."""
+    in_call_format = sources.in_call_format
+    assert in_call_format is not None
+
+    def row_of(item: Any, note: Callable[[str], None]) -> Row:
+        return in_call_format(sources.row_of(item, note), call_format)
+
+    def of_verl(item: Any, note: Callable[[str], None]) -> Row:
+        return in_call_format(sources.of_verl(item, note), call_format)
+
+    def make_rows(count: int, **options: Any) -> Iterator[Row]:
+        assert sources.make_rows is not None
+        for row in sources.make_rows(count, **options):
+            yield in_call_format(row, call_format)
+
+    return replace(
+        sources,
+        row_of=row_of,
+        of_verl=of_verl,
+        make_rows=make_rows if sources.make_rows is not None else None,
     )
 
 

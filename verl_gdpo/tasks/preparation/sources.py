@@ -22,6 +22,7 @@ Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, wha
 MakeRows = Callable[..., Iterable[Row]]  # make_rows(count, split="train" or "test", seed=...)
 VERLS_KEY = "reward_model"  # an object with this key is in verl's form
 WEAK = "weak_sandbox"  # the option of scorers that run programs
+CALL_FORMAT = "call_format"  # the option of scorers that read calls of tools
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Sources:
     made_rows: how many of them are the task's rows, where no source is named; 0, it has others.
     base_url: of upstream; none, there is nothing to download.
     files: {split: (path below `base_url`, git blob id)}.
+    call_formats: {format of calls of tools that the rows can teach: what a run on them needs}. The
+        rows teach the first one.
+    in_call_format: `in_call_format(row, call_format)` returns the row that teaches another one.
     dropped: keys of `extra_info` that are left out.
     """
 
@@ -49,6 +53,8 @@ class Sources:
     made_rows: int = 0
     base_url: str = ""
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    call_formats: Mapping[str, str] = field(default_factory=dict)
+    in_call_format: Callable[[Row, str], Row] | None = None
     dropped: Sequence[str] = ()
 
     def row(self, item: Any, note: Callable[[str], None]) -> Row:

@@ -3,7 +3,8 @@ its calls, with how near they come to those of the ground truth.
 
 The scorer, data preparation and the warm start of the CPU policy all import this module, so that
 prompt, ground truths and parser cannot disagree. `score.py` turns the nearness into the reward
-`correctness`, and explains it there.
+`correctness`, and explains it there. Ground truths have this format, whichever format the calls of
+a response have: `call_formats.py` reads those.
 """
 
 import json
@@ -15,6 +16,8 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
 RESPONSE_OPEN, RESPONSE_CLOSE = "<response>", "</response>"
 NAME_KEY, PARAMETERS_KEY = "name", "parameters"
+
+COMPACT_HEADING = "Tools:\n"  # of a synthetic row's system message
 
 CALL_TAGS, RESPONSE_TAGS = (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RESPONSE_CLOSE)
 
@@ -41,14 +44,15 @@ def render_answer(
     """
     blocks = [f"{THINK_OPEN} {thought} {THINK_CLOSE}"]
     if calls:
-        lines = "\n".join(map(_json, calls))
+        lines = "\n".join(map(as_json, calls))
         blocks.append(f"{TOOL_CALL_OPEN}\n{lines}\n{TOOL_CALL_CLOSE}")
     if response_text is not None:
         blocks.append(f"{RESPONSE_OPEN} {response_text} {RESPONSE_CLOSE}")
     return "\n".join(blocks)
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """Return JSON on one line, as the templates of models write it."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
@@ -58,7 +62,8 @@ def compact_system_prompt(tools: Mapping[str, Mapping[str, str]]) -> str:
     >>> compact_system_prompt({"f": {"a": "integer"}})
     'Tools:\nf {"a": "integer"}'
     """
-    return "\n".join(["Tools:", *(f"{name} {_json(types)}" for name, types in tools.items())])
+    lines = [f"{name} {as_json(types)}" for name, types in tools.items()]
+    return COMPACT_HEADING + "\n".join(lines)
 
 
 def first_block_lines(text: str) -> list[str]:
@@ -101,31 +106,13 @@ def _parse_gold_call(line: str, number: int, count: int) -> Call:
     )
 
 
-def _parse_response(response: str) -> list[Call] | None:
-    """Return the predicted calls, or None if one of them cannot be read."""
-    if not all(tag in response for tag in CALL_TAGS):
-        return None
-    calls: list[Call] = []
-    for line in first_block_lines(response):
-        try:
-            call = _decode(line)
-        except ValueError:  # also raised for an int with too many digits
-            return None
-        # Check each line at once, so that a long worthless block ends at its first line.
-        if not isinstance(call, dict) or isinstance(call.get(NAME_KEY, {}), dict | list):
-            return None
-        calls.append(call)
-    return calls
-
-
-def share_of_best(response: str, gold: list[Call]) -> float:
+def share_of_best(predicted: list[Call], gold: list[Call]) -> float:
     """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared."""
     # {name of a gold call: the parameters of each predicted call of this name}
     unused: dict[str, list[Any]] = {call[NAME_KEY]: [] for call in gold}
     try:
-        predicted = _parse_response(response)
-        if predicted is None or gold == predicted:
-            return float(gold == predicted)
+        if gold == predicted:
+            return 1.0
         for call in predicted:
             if call[NAME_KEY] in unused:
                 unused[call[NAME_KEY]].append(call.get(PARAMETERS_KEY))

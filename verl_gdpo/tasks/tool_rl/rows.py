@@ -27,8 +27,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from verl_gdpo.tasks.preparation.schema import Row
+from verl_gdpo.tasks.preparation.schema import Row, require
 from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded, strings_of
+from verl_gdpo.tasks.tool_rl import system_message
 from verl_gdpo.tasks.tool_rl.form import compact_system_prompt, render_answer
 from verl_gdpo.tasks.tool_rl.score import TASK
 
@@ -96,6 +97,26 @@ def _combination(split: str, rng: Random, first: str, second: str, link: str) ->
             return f"{lefts[left]}{link}{rights[right]}"
 
 
+def in_call_format(row: Row, call_format: str) -> Row:
+    """Return a row whose system message teaches a format of calls; the ground truth stays.
+
+    Raises:
+        ValueError: the row has no system message that lists tools. It may be any JSON object.
+    """
+    prompt = row.get("prompt")
+    system = prompt[0] if isinstance(prompt, list) and prompt else None
+    is_system = isinstance(system, dict) and system.get("role") == "system"
+    content = system.get("content") if isinstance(system, dict) else None
+    require(
+        is_system and isinstance(content, str), "prompt[0]", system, "a system message with tools"
+    )
+    try:
+        content = system_message.in_call_format(str(content), call_format)
+    except ValueError as error:
+        raise ValueError(f"field prompt[0].content: {error}") from error
+    return {**row, "prompt": [{"role": "system", "content": content}, *row["prompt"][1:]]}
+
+
 make_rows = seeded("synthetic tiny", _made_row)
 SOURCES = Sources(
     task=TASK,
@@ -106,5 +127,7 @@ SOURCES = Sources(
     },
     row_of=_row_of_item,
     make_rows=make_rows,
+    call_formats=system_message.OVERRIDES,
+    in_call_format=in_call_format,
     dropped=JSON_KEYS,  # in upstream's `extra_info`: prompt and ground truth once more
 )

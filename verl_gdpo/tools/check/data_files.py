@@ -43,13 +43,16 @@ class DataRow:
     def truth(self) -> Any:
         return (self.fields.get("reward_model") or {}).get("ground_truth")
 
-    @property
-    def good_response(self) -> str:
-        """The good response of the row's task, else the ground truth, or "" if it is no text."""
+    def good_response(self, options: Mapping[str, Any]) -> str:
+        """The good response of the row's task, else the ground truth, or "" if it is no text.
+
+        Args:
+            options: of the run's scorers.
+        """
         if not isinstance(self.truth, str):
             return ""
         task = TASK_BY_SOURCE.get(self.source)
-        return task.good_response(self.truth) if task else self.truth
+        return task.good_response_of(self.truth, options) if task else self.truth
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,12 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from verl_gdpo.algorithm.read_settings import plain
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.values import ERROR_KEY, value_or_error
+from verl_gdpo.scoring import function_list
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import message_of
 from verl_gdpo.tools.check.data_files import DataRow, Responses
@@ -243,8 +247,9 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
 def make_samples(config: Any, rows: Sequence[DataRow], more: Responses) -> list[Sample]:
     """Return a sample for each row and each of its responses, made-up ones and `more`."""
     samples = []
+    options = _options_of_scorers(config)
     for number, row in enumerate(rows):
-        truth = row.good_response
+        truth = row.good_response(options)
         answer = truth if row.source in TASK_BY_SOURCE else _in_usual_forms(truth)
         responses = made_up_responses(truth, answer, config.data.max_response_length)
         if row.source not in TASK_BY_SOURCE:
@@ -255,6 +260,15 @@ def make_samples(config: Any, rows: Sequence[DataRow], more: Responses) -> list[
             label = f"{row.label}, response {kind!r}"
             samples.append(Sample(number, kind, response, label, row.source))
     return samples
+
+
+def _options_of_scorers(config: Any) -> dict[str, Any]:
+    """Return the options of our scorers, also of those in a list of reward functions."""
+    options = dict(config.reward.get("reward_kwargs") or {})
+    for entry in (plain(OmegaConf.select(config, function_list.KEY)) or {}).values():
+        if isinstance(entry, Mapping) and entry.get("task"):
+            options |= function_list.options_of_entry(entry)
+    return options
 
 
 def made_up_responses(truth: str, answer: str, limit: int) -> dict[str, str]:
