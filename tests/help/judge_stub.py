@@ -34,6 +34,17 @@ ANSWERS = {
     "lacks": '{"clear": 7}',
 }
 
+# What a judge's model may write around its answer.
+AROUND = {
+    "thinks": '<think>{{"clear": 9}} or so</think>\n\n{}',
+    "opens no thought": "so</think>{}",
+    "fences": "```json\n{}\n```",
+    "fences after a thought": "<think>so</think>\n```\n{}\n```\n",
+    "says more": "Here it is:\n```json\n{}\n```\nThat is all.",
+    "never ends its thought": "<think>{}",
+    "repeats the response": 'To {{"clear": 10, "right": 1}} I give {}',
+    "thinks twice": "<think>so</think>{} <think>or {{}}</think>",
+}
 
 # answers of a server that sends the key back, some of which are cut within the key
 ECHOES = {
@@ -71,6 +82,8 @@ class Stub:
         rewards = {"clear": len(response) % 11, "right": sum(response.encode()) % 2}
         good = json.dumps({**rewards, "why": "so"})
         text = ANSWERS.get(kind, good)
+        if response in AROUND:
+            text = AROUND[response].format(good)
         if kind == "echo":
             (key,) = re.findall(r"authorization: Bearer (.*)\r", head, re.I)
             if rest == "401":

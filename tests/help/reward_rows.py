@@ -11,8 +11,7 @@ class Tokenizer:
     """One token a character; id 0 is special."""
 
     def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
-        return "".join(chr(i) for i in ids.tolist() if i)
+        return "".join(chr(i) for i in ids if i or not skip_special_tokens)
 
 
 def scored(manager, response="response", truth="42", source="s", **fields):
@@ -21,12 +20,14 @@ def scored(manager, response="response", truth="42", source="s", **fields):
     return manager.loop.run_until_complete(manager.run_single(row))
 
 
-def row_of(response, ground_truth=GOLD, data_source="rlla", **fields):
+def row_of(response, ground_truth=GOLD, data_source="rlla", prompt="Q:", **fields):
     ids = [ord(c) for c in response] + [0]  # the end-of-turn token counts
+    prompt_ids = [ord(c) for c in prompt]
     return DataProto.from_dict(
         tensors={
+            "prompts": torch.tensor([[7, *prompt_ids]]),
             "responses": torch.tensor([[*ids, 7, 7]]),
-            "attention_mask": torch.tensor([[0, 1, 1] + [1] * len(ids) + [0, 0]]),
+            "attention_mask": torch.tensor([[0, *[1] * (len(prompt_ids) + len(ids)), 0, 0]]),
         },
         non_tensors={
             key: np.array([value], dtype=object)

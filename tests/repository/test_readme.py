@@ -28,6 +28,7 @@ from verl_gdpo.algorithm.variants import VARIANTS
 from verl_gdpo.scoring.function_list import check_entry, entries_of, options_of_entry
 from verl_gdpo.scoring.judge import Judge
 from verl_gdpo.scoring.limits import KEYS as LIMITS
+from verl_gdpo.scoring.response import KEY as THOUGHT_TAGS
 
 LINKS = [
     (page, target, anchor)
@@ -73,7 +74,7 @@ def executed_block(page):
 def test_the_reward_example():
     names = {}
     exec(executed_block("README.md"), names)
-    extra_info = {"response_tokens": 201}
+    extra_info = {"generated_tokens": 201}
     assert names["compute_score"]("any", " 4 ", "4", extra_info) == {"correct": 1.0, "short": 0.0}
 
 
@@ -133,7 +134,7 @@ def test_the_keys_are_verls_or_ours():
     # which are not in the configuration until somebody adds them
     known = {f"algorithm.gdpo_reward_{what}" for what in ("keys", "weights")}
     known |= {"reward.reward_kwargs", "reward.custom_reward_function.reward_kwargs"}
-    known |= {f"reward.{key}" for key in LIMITS}
+    known |= {f"reward.{key}" for key in LIMITS} | {THOUGHT_TAGS}
     groups = "actor_rollout_ref|algorithm|critic|data|reward|trainer"
     pattern = rf"[`+ ]((?:{groups})(?:\.(?!py\b|jsonl\b)[a-z]\w*)+)"
     # test_resume_rules.py looks at the patterns of keys

@@ -171,7 +171,7 @@ def test_functions_from_three_places_of_which_one_is_a_judge(assets, tmp_path):
             text, length = row["output"], row["response_tokens"]
             named = {f"tool__{k}": v for k, v in tool_rl.score(text, row["gts"]).items()}
             named |= {"letters": letters_alone(text)}
-            named |= {"brief": smooth({"response_tokens": length}, 8)}
+            named |= {"brief": smooth({"generated_tokens": length}, 8)}
             judged = stub.gave[text] if is_there else dict.fromkeys(["clear", "right"])
             named |= {f"q__{name}": judged[name] for name in ("clear", "right")}
             rewards.append([value or 0.0 for value in named.values()])

@@ -104,3 +104,23 @@ def test_a_ground_truth_that_no_answer_equals_is_refused(gold):
     for check in (TASK.check_ground_truth, lambda truth: score("72", truth)):
         with pytest.raises(ValueError, match=said):
             check(gold)
+
+
+@pytest.mark.parametrize(
+    ("response", "form"),
+    [
+        ("<answer>72</answer>", 1),
+        ("\n<answer>72</answer>\n", 1),
+        ("So: <answer>72</answer>", 0),
+        (f"{THOUGHT}<answer>72</answer>", 0),
+        ("</think>\n<answer>72</answer>", 0),
+        ("<answer>1</answer>\n<answer>72</answer>", 0),
+        ("72", 0),
+        ("", 0),
+    ],
+)
+def test_the_format_where_the_prompt_has_closed_the_thought(response, form):
+    assert score(response, "72", closed_thought=True)["format"] == form
+    rest = {"correctness", "integer"}
+    for name in rest:
+        assert score(response, "72", closed_thought=True)[name] == score(response, "72")[name]

@@ -1,5 +1,6 @@
 """Every task does what its record promises."""
 
+import dataclasses
 import inspect
 
 import pytest
@@ -88,3 +89,13 @@ def test_a_bad_ground_truth_is_named(monkeypatch):
         check_ground_truths(rows, "here")
     with pytest.raises(ValueError, match=r"^here has 12 bad rows, of which .* 10 are:(\n.*){10}$"):
         check_ground_truths(12 * rows, "here")
+
+
+def test_what_each_task_scores():
+    scored = {name: TASKS[name].scores for name in TASKS}
+    answers = {"constraints", "coding", "math_length"}
+    assert {name for name in scored if scored[name] == "answer"} == answers
+    for name in scored.keys() - answers:
+        assert "closed_thought" in inspect.signature(TASKS[name].score).parameters
+    with pytest.raises(ValueError, match='scores=\'thought\': expected "response" or "answer"'):
+        dataclasses.replace(TASKS["coding"], scores="thought")

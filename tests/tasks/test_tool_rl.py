@@ -373,3 +373,15 @@ def test_a_megabyte_scores_within_two_seconds(name):
         start = time.process_time()  # not of what else runs here
         score(HOSTILE[name], gold)
         assert time.process_time() - start < 2.0, gold
+
+
+@pytest.mark.parametrize("gold", GOLD_OF_EVERY_KIND)
+def test_the_format_where_the_prompt_has_closed_the_thought(gold):
+    blocks = gold.removeprefix(THINK).removeprefix("\n")
+    right = score(blocks, gold, closed_thought=True)
+    assert right == {**score(gold, gold), "format": 1.0}
+    wrong = [gold, f"</think>\n{blocks}", f"so\n{blocks}", f"{blocks}\nso", blocks + blocks + "x"]
+    for response in wrong:
+        assert score(response, gold, closed_thought=True)["format"] == 0.0, response
+        correctness = score(response, gold)["correctness"]
+        assert score(response, gold, closed_thought=True)["correctness"] == correctness

@@ -153,6 +153,23 @@ def test_a_dump_without_groups_is_refused(tmp_path, capsys, uid, message):
     assert re.search(message, capsys.readouterr().err)
 
 
+def of_parts(data_source, solution_str, ground_truth, extra_info, answer_str, reasoning_str):
+    assert (solution_str, answer_str, reasoning_str) == ("x", "4", "a")
+    return float(extra_info["generated_tokens"])
+
+
+def test_a_scorer_sees_what_the_run_scored(tmp_path):
+    kept = {"turns": [["<think>", "a</think>4"]], "generated_tokens": 3}
+    row = {**DUMP, "uid": "u_0_0", "output": "x", "response_tokens": 9, "as_scored": kept}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    (scored,) = read_dump(tmp_path / "1.jsonl", Scorer.of(f"{__name__}:of_parts"))
+    assert scored["rewards"]["acc"] == 3.0
+    row["gts"] = '{"keyword": ["4"], "words": [1, 1]}'
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    (scored,) = read_dump(tmp_path / "1.jsonl", Scorer.of("constraints"))
+    assert (scored["rewards"]["keyword"], scored["rewards"]["words"]) == (1.0, 1.0)
+
+
 def test_our_dumps_can_be_scored_again(tmp_path, capsys):
     """What the run trained on stays what the arms are compared with."""
     run = make_run(tmp_path / "run", steps=2)

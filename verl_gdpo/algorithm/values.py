@@ -16,6 +16,8 @@ from typing import Any
 ERROR_KEY = "gdpo_error"  # why the reward manager could not score the sample
 NOTES_KEY = "gdpo_notes"  # what a scorer notes of its own work, {name: number}; it is logged alone
 AGENT_SCORE_KEY = "gdpo_own_score"  # set by an agent loop; verl then asks no reward manager
+# The text that was scored, for the dump, where it is not the one that verl decodes.
+RESPONSE_KEY = "gdpo_response"
 RUBRIC_KEY = "gdpo_rubric_"  # before a reward's name: {criterion: [value or None, weight]}
 
 # Among the notes of a sample, these have a meaning.
@@ -37,6 +39,7 @@ RESERVED_NAMES = {
     ERROR_KEY: "verl-gdpo's own",
     NOTES_KEY: "verl-gdpo's own",
     AGENT_SCORE_KEY: "verl-gdpo's own",
+    RESPONSE_KEY: "verl-gdpo's own",
     "gdpo_keys": "verl-gdpo's own",
     "reward": "a metric of verl's validation",
     "acc_success_only": "a metric of verl's validation",
@@ -98,7 +101,7 @@ def check_name(name: Any) -> Any:
 
 def is_internal(name: Any) -> bool:
     """Return whether a key of verl's reward_extra_info is one that we add."""
-    if name in (ERROR_KEY, NOTES_KEY, AGENT_SCORE_KEY):
+    if name in (ERROR_KEY, NOTES_KEY, AGENT_SCORE_KEY, RESPONSE_KEY):
         return True
     return isinstance(name, str) and name.startswith(RUBRIC_KEY)
 

@@ -25,10 +25,13 @@ from verl_gdpo.algorithm.values import AGENT_SCORE_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.extend import Function, attach, record_of
 from verl_gdpo.scoring.function_list import KEY, OF_GROUP
+from verl_gdpo.scoring.response import runs_of
 
 # Reward functions find these in their `extra_info`.
 TOOL_SECONDS = "tool_seconds"
 IS_VALIDATION = "is_validation"
+# The reward manager finds the runs of the response mask here; verl sends it no mask.
+MASK_RUNS = "gdpo_mask_runs"
 # verl has what was returned beside the score under this name.
 INFO = "reward_extra_info"
 # A column of True stands beside a column `INFO` of ours, because verl may have one of its own.
@@ -115,6 +118,7 @@ async def compute_and_mark(
     own_score = last.reward_score
     fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
     fields[IS_VALIDATION] = _validates.get()
+    fields[MASK_RUNS] = runs_of(last.response_mask)
 
     async def score(outputs: list[Any], kwargs: dict[str, Any]) -> None:
         await original(self, outputs, kwargs, *args, **more)
@@ -129,6 +133,7 @@ async def compute_and_mark(
     # The reward manager has read them by now, and as fields they would become columns of the batch.
     fields.pop(TOOL_SECONDS, None)
     fields.pop(IS_VALIDATION, None)
+    fields.pop(MASK_RUNS, None)
     if own_score is not None:
         fields[INFO] = _with_own_score(fields.get(INFO) or {}, own_score)
     return None

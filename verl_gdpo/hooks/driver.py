@@ -25,6 +25,7 @@ from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.hooks.unread_keys import refuse_unread_keys
 from verl_gdpo.scoring.function_list import check_sources
 from verl_gdpo.scoring.limits import check_limits
+from verl_gdpo.scoring.response import thought_tags
 
 MAIN = "verl.trainer.main_ppo"
 
@@ -73,6 +74,7 @@ def check_run(config: Any, runner: Any) -> None:
     settings_of_run(config, trained)
     if uses_gdpo_manager(config):
         check_limits(config)
+        thought_tags(config)
         validated = sources_in(config, "val_files")
         if trained is not None and validated is not None:
             check_sources(config, trained | validated)  # the trainer logs its warnings

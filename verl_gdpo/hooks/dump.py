@@ -3,11 +3,11 @@
 Relies on verl 0.9: a trainer computes the advantages of a step before it dumps its rollouts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from verl_gdpo.algorithm.rows import BatchRows
-from verl_gdpo.algorithm.values import NOTES_KEY, as_json
+from verl_gdpo.algorithm.values import NOTES_KEY, RESPONSE_KEY, as_json
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
 
 
@@ -23,27 +23,34 @@ class DumpBatch(NamedTuple):
         """Return {key: {column: value}} of its rows."""
         columns_of = {}
         for row, key in enumerate(self.rows.keys):
+            info = self.rows.extra_info(row)
             columns_of[str(key)] = {
                 "group": key.uid,
                 "session": key.session,
                 "data_source": self.rows.sources[row],
                 "response_tokens": self.response_length_B[row],
                 "trained_tokens": int(self.advantages.trained_B[row]),
-                "rewards": self._rewards_of(row),
+                "as_scored": info.get(RESPONSE_KEY),
+                "rewards": _rewards_of(info),
                 "advantage": float(self.advantages.advantage_B[row]),
                 "batch": self.number,
                 "is_padding": bool(self.rows.is_padding_B[row]),
             }
         return columns_of
 
-    def _rewards_of(self, row: int) -> dict[str, Any]:
-        """Return what the scorer returned for a row, as JSON can hold it."""
-        rewards = {}
-        for name, value in self.rows.extra_info(row).items():
-            # verl writes the score itself, and notes are for the metrics of the step alone.
-            if name not in ("score", NOTES_KEY):
-                rewards[str(name)] = as_json(value, str(name))
-        return rewards
+
+def _rewards_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the scorer returned for a row, as JSON can hold it.
+
+    Args:
+        info: verl's reward_extra_info of the row.
+    """
+    rewards = {}
+    for name, value in info.items():
+        # verl writes the score itself, and notes are for the metrics of the step alone.
+        if name not in ("score", NOTES_KEY, RESPONSE_KEY):
+            rewards[str(name)] = as_json(value, str(name))
+    return rewards
 
 
 class DumpRows:

@@ -13,7 +13,7 @@ import logging
 import math
 import reprlib
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -26,6 +26,7 @@ from verl_gdpo.algorithm.settings import WeightedSum
 from verl_gdpo.algorithm.values import (
     ERROR_KEY,
     NOTES_KEY,
+    RESPONSE_KEY,
     ROLLOUT_FACTS,
     RUBRIC_KEY,
     RowNames,
@@ -38,12 +39,35 @@ from verl_gdpo.algorithm.values import (
     value_or_error,
 )
 from verl_gdpo.algorithm.zero import is_the_sum
+from verl_gdpo.hooks.agent_loop import MASK_RUNS
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.shared_limits import counter_of_run
-from verl_gdpo.scoring.function_list import OF_GROUP, algorithm_of, is_limited
+from verl_gdpo.scoring.function_list import (
+    KEY,
+    OF_GROUP,
+    OF_RESPONSE,
+    algorithm_of,
+    entries_of,
+    is_limited,
+    task_of_entry,
+)
 from verl_gdpo.scoring.limits import Limiter, check_limits
-from verl_gdpo.scoring.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
+from verl_gdpo.scoring.response import (
+    Response,
+    ResponseReader,
+    arguments_for,
+    runs_of,
+    thought_tags,
+)
+from verl_gdpo.scoring.reward_functions import (
+    PARTS,
+    ROUTER,
+    ListedFunction,
+    parts_taken_by,
+    reward_functions,
+    score_with,
+)
 from verl_gdpo.scoring.scorer_calls import (
     NoAnswerError,
     Rows,
@@ -58,6 +82,9 @@ from verl_gdpo.scoring.threads import ReservedThread, Threads
 from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 
 logger = logging.getLogger(__name__)
+
+# What a row has that verl's own managers hand to no function.
+NOT_OF_VERL = (*PARTS, "prompt", OF_RESPONSE)
 
 
 class _Source(NamedTuple):
@@ -81,11 +108,13 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     2. our scorer for the row's `data_source`, with the options of `reward.reward_kwargs`;
     3. verl's default scorer.
 
-    A custom function may be sync or async. It gets the same arguments as from verl, and
-    `extra_info["response_tokens"]`, the response's length in tokens. It returns one number, which
-    becomes the reward "acc", or {name: reward}, where the weighted sum replaces `score`, and values
-    that are no numbers are only logged. None means that a reward does not apply, as one of built-in
-    scorers that belongs to other data sources.
+    A custom function may be sync or async. It gets the same arguments as from verl and, if it names
+    them, `answer_str` and `reasoning_str`; see `scoring/response.py`. `extra_info` also has
+    `response_tokens`, the response's length in tokens, and `generated_tokens`, those of them that
+    the policy wrote itself. It returns one number, which becomes the reward "acc", or
+    {name: reward}, where the weighted sum replaces `score`, and values that are no numbers are only
+    logged. None means that a reward does not apply, as one of built-in scorers that belongs to
+    other data sources.
 
     If a sample cannot be scored, V1 trainers get the message under `ERROR_KEY` and stop the run:
     verl would go on after an exception. Other trainers get the exception.
@@ -118,6 +147,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         # The names of which the log speaks; see `_say_what_is_dropped`.
         self._told: set[str] = set()
         self.slow_scoring = SlowScoring()
+        self._reader = ResponseReader(tokenizer, thought_tags(config))
+        self._parts_of_custom = parts_taken_by(compute_score)
+        # Without a dump, nobody would read the text that was scored.
+        self._dumps = bool(config.trainer.get("rollout_data_dir"))
+        # Tags of the tasks in the list, which may be special tokens.
+        self._kept_by_list: list[str] = []
+        for name, entry in entries_of(config).items():
+            if "task" in entry:
+                self._kept_by_list.extend(task_of_entry(f"{KEY}.{name}", entry).kept_tokens)
         # `trainer.use_v1` would not tell: it is also true for trainers that do not read it.
         self.reports_errors = bool(OmegaConf.select(config, "transfer_queue.enable"))
         # What functions may take of verl's router to a reward model, where there is one.
@@ -176,7 +214,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         # A cancellation by verl is no Exception, and passes.
         try:
             result = await self._score(fields, group, place)
-            return call(self._checked, result, fields["data_source"], fields.get("global_steps"))
+            step = fields.get("global_steps")
+            checked = call(self._checked, result, fields["data_source"], step)
+            if self._dumps:
+                checked["reward_extra_info"].update(_for_dump(await group.rows[place]))
+            return checked
         except Exception as error:
             message = describe(error, fields)
             logger.error("verl-gdpo: %s\n%s", message, traceback.format_exc())
@@ -193,18 +235,48 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             # Outside of V1, the response is padded, and the mask tells its length.
             length = row.batch["attention_mask"][-len(response_ids) :].sum()
         length = int(length)
-        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
-        solution_str = await self.loop.run_in_executor(None, call, decode, response_ids[:length])
+        read = functools.partial(
+            self._decoded,
+            _prompt_ids(row),
+            response_ids[:length].tolist(),
+            _mask_runs(row, length),
+            self._kept_tokens(fields["data_source"]),
+        )
+        solution_str, response = await self.loop.run_in_executor(None, call, read)
         # The messages of the prompt are an array, which functions get as a list.
         prompt = list(fields.get("raw_prompt", ())) or None
         return {
             "data_source": fields["data_source"],
             "solution_str": solution_str,
             "ground_truth": (fields.get("reward_model") or {}).get("ground_truth"),
-            "extra_info": self._extra_info(fields, length),
+            "answer_str": response.answer,
+            "reasoning_str": response.reasoning,
+            "extra_info": self._extra_info(fields, length, response.generated_tokens),
             "prompt": prompt,
+            OF_RESPONSE: response,
             **self.router_kwargs,
         }
+
+    def _kept_tokens(self, data_source: str) -> Sequence[str]:
+        """Return the tags that stay in the response of a row, if they are special tokens."""
+        task = self._source(data_source).task
+        if task is not None:
+            return task.kept_tokens
+        return self._kept_by_list
+
+    def _decoded(
+        self,
+        prompt_ids: list[int],
+        response_ids: list[int],
+        runs: Sequence[int] | None,
+        kept: Sequence[str],
+    ) -> tuple[str, Response]:
+        """Return a response as verl's managers decode it, and the same ready for scoring."""
+        solution_str = self.tokenizer.decode(response_ids, skip_special_tokens=True)
+        response = self._reader.read(
+            prompt_ids, response_ids, runs, kept=kept, decoded=solution_str
+        )
+        return solution_str, response
 
     async def _score(self, fields: Mapping[str, Any], group: Rows, place: int) -> Any:
         """Return the scorer's unchecked result for one row."""
@@ -232,12 +304,14 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         if task.notes is not None:
             notes = task.notes()
             keywords["notes"] = notes
+        text, told = arguments_for(task, row[OF_RESPONSE])
         score = functools.partial(
             task.score,
-            row["solution_str"],
+            text,
             row["ground_truth"],
             response_tokens=row["extra_info"]["response_tokens"],
             step=step,
+            **told,
             **options,
             **keywords,
         )
@@ -257,8 +331,10 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
     async def _score_by_function(self, row: Mapping[str, Any], label: str) -> Any:
         """Score a row by the function of `reward.custom_reward_function`, or else by verl's own."""
-        # verl's own managers hand over no `prompt`, and a function may not take it.
-        taken = {name: value for name, value in row.items() if name != "prompt"}
+        # verl's own managers hand over none of ours, and a function may not take them.
+        taken = {name: value for name, value in row.items() if name not in NOT_OF_VERL}
+        for name in self._parts_of_custom:
+            taken[name] = row[name]
         score = functools.partial(self.compute_score, **taken)
         threads = self._threads_of("the reward function")
         return await self._run(label, threads, score, self.limiter)
@@ -326,10 +402,16 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Await a scorer, and let the log name its sample if it hangs."""
         return await self.slow_scoring.wait(label, scoring())
 
-    def _extra_info(self, fields: Mapping[str, Any], length: int) -> dict[str, Any]:
-        """Return the `extra_info` of verl's own managers, with the response's length in tokens."""
+    def _extra_info(
+        self, fields: Mapping[str, Any], length: int, generated_tokens: int
+    ) -> dict[str, Any]:
+        """Return the `extra_info` of verl's own managers, with the response's length in tokens.
+
+        Args:
+            generated_tokens: how many of these the policy wrote itself.
+        """
         # The first two are for rows that came without our agent loop workers.
-        return {
+        extra_info = {
             "tool_seconds": 0.0,
             "is_validation": False,
             **(fields.get("extra_info") or {}),
@@ -338,7 +420,10 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             "rollout_reward_scores": fields.get("reward_scores", {}),
             "experiment_name": self.config.trainer.experiment_name,
             "response_tokens": length,
+            "generated_tokens": generated_tokens,
         }
+        extra_info.pop(MASK_RUNS, None)
+        return extra_info
 
     def _checked(self, result: Any, data_source: str, step: int | None) -> dict[str, Any]:
         """Return the result for verl: the rewards as finite floats, and their weighted sum.
@@ -426,6 +511,43 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
                 at_once = task.programs.at_once()
             self._threads[scorer] = Threads(scorer, at_once, self.limiter.timeout)
         return self._threads[scorer]
+
+
+def _prompt_ids(row: Any) -> list[int]:
+    """Return the tokens of a row's prompt, without padding."""
+    prompt_ids = row.batch["prompts"]
+    length = row.non_tensor_batch.get("prompt_len")
+    if length is None:
+        # Outside of V1, the prompt is padded, and the mask tells which tokens are its own.
+        is_own = row.batch["attention_mask"][: len(prompt_ids)].bool()
+        own: list[int] = prompt_ids[is_own].tolist()
+        return own
+    unpadded: list[int] = prompt_ids[: int(length)].tolist()
+    return unpadded
+
+
+def _mask_runs(row: Any, length: int) -> Sequence[int] | None:
+    """Return the runs of a row's response mask, see `runs_of`; None where nobody sent one.
+
+    Args:
+        length: of the response in tokens.
+    """
+    of_loop = row.non_tensor_batch.get("tool_extra_fields") or {}
+    runs: Sequence[int] | None = of_loop.get(MASK_RUNS)
+    if runs is None and "response_mask" in row.batch:
+        runs = runs_of(row.batch["response_mask"][:length].tolist())
+    return runs
+
+
+def _for_dump(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was scored; nothing if it is the text that verl decodes and dumps itself.
+
+    A validation goes without it, because verl wants the same columns for all of its samples.
+    """
+    kept = row[OF_RESPONSE].for_dump(row["solution_str"])
+    if kept is None or row["extra_info"]["is_validation"]:
+        return {}
+    return {RESPONSE_KEY: kept}
 
 
 def _is_lone_score(info: Mapping[str, Any]) -> bool:

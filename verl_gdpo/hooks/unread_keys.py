@@ -27,14 +27,19 @@ import verl
 from omegaconf import OmegaConf
 
 from verl_gdpo.hooks import run_keys, verl_keys
-from verl_gdpo.scoring import function_list, limits
+from verl_gdpo.scoring import function_list, limits, response
 
 VERL_VERSION: str = verl.__version__
 OWN = "own_keys"
 OUR_KEYS: Mapping[str, tuple[str, ...]] = {
     "": (OWN, run_keys.ALLOW_CHANGE, *run_keys.OF_RECIPES),
     "algorithm": ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights"),
-    "reward": (function_list.KEY.removeprefix("reward."), "reward_kwargs", *limits.KEYS),
+    "reward": (
+        function_list.KEY.removeprefix("reward."),
+        response.KEY.removeprefix("reward."),
+        "reward_kwargs",
+        *limits.KEYS,
+    ),
     "trainer": (run_keys.HANG_MINUTES,),
 }
 # How much of two names has to be equal (the ratio of difflib) for one to be a misspelling of the

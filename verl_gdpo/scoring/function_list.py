@@ -35,9 +35,16 @@ JOINT = "__"
 # The value of the key `rewards` for a function that returns one number.
 NUMBER = "number"
 # A function of a group takes lists, one value a sample, under these names.
-PLURAL = {"solution_str": "solution_strs", "extra_info": "extra_infos"}
+PLURAL = {
+    "solution_str": "solution_strs",
+    "answer_str": "answer_strs",
+    "reasoning_str": "reasoning_strs",
+    "extra_info": "extra_infos",
+}
 # A batch with this column holds the samples of one group and nothing else.
 OF_GROUP = "verl_gdpo_group"
+# What functions may take of a row has the `Response` under this name, for the tasks of the list.
+OF_RESPONSE = "verl_gdpo_response"
 
 
 def entries_of(config: Any) -> dict[str, dict[str, Any]]:

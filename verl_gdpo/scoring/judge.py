@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.algorithm.values import check_name
+from verl_gdpo.scoring.response import Turn
 from verl_gdpo.terminal import needs_extra
 
 SYSTEM = (
@@ -65,8 +66,9 @@ class Judge:
     """Asks a judge for the rewards of a response; equal questions of a process are asked once.
 
     judge: the address, such as http://host:8000/v1.
-    template: the question, or a file with it. {response}, {prompt}, {ground_truth}, {data_source}
-        and {KEY} of `extra_info` are filled in.
+    template: the question, or a file with it. {response}, which is what follows the thought,
+        {reasoning_str}, the thought, {solution_str}, both of them with what tools wrote, {prompt},
+        {ground_truth}, {data_source} and {KEY} of `extra_info` are filled in.
     rewards: {name: (lowest, highest value)}.
     key_from: the environment variable that holds the key.
     request: more of the request, such as {"temperature": 0}.
@@ -155,10 +157,20 @@ class Judge:
             self._forms_of_key = sorted(forms - {""}, key=len, reverse=True)
         self.client = AsyncOpenAI(base_url=self.judge, api_key=key, max_retries=0)
 
-    async def __call__(self, *, prompt: Any, within_limits: Limited, **row: Any) -> dict[str, Any]:
+    async def __call__(
+        self,
+        *,
+        answer_str: str,
+        reasoning_str: str,
+        prompt: Any,
+        within_limits: Limited,
+        **row: Any,
+    ) -> dict[str, Any]:
         """Return {reward: number}, the judge's answer, and what the call took.
 
         Args:
+            answer_str: what follows the thought of the response.
+            reasoning_str: the thought.
             within_limits: awaits a request when the limits allow it.
             row: the other arguments of a reward function.
 
@@ -167,7 +179,14 @@ class Judge:
             JudgeCallError: no answer came.
             JudgeAnswerError: the answer cannot be used.
         """
-        values = {**row["extra_info"], **row, "prompt": prompt, "response": row["solution_str"]}
+        values = {
+            **row["extra_info"],
+            **row,
+            "answer_str": answer_str,
+            "reasoning_str": reasoning_str,
+            "prompt": prompt,
+            "response": answer_str,
+        }
         names = PLACE.findall(self.template)
         lacking = [name for name in names if values.get(name) is None]
         if lacking:
@@ -194,12 +213,14 @@ class Judge:
         """Ask the judge one question, and return what `__call__` does."""
         messages = [self._system, {"role": "user", "content": self._question(quoted)}]
         completion, seconds = await self._completion(messages, within_limits)
-        answer = None
+        content = None
         try:
-            answer = completion.choices[0].message.content
+            content = completion.choices[0].message.content
+            # A server that does not cut off the thought of its model sends it too.
+            answer = Turn(content).parts().answer
             rewards = self._rewards_in(answer)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            shown = self._without_key(repr(answer))[:LONGEST_ANSWER]
+            shown = self._without_key(repr(content))[:LONGEST_ANSWER]
             text = self._without_key(f"{type(error).__name__}: {error}; the answer: {shown}")
             # The text of the error itself may have the key, so no traceback shows it.
             raise JudgeAnswerError(text) from None
@@ -224,7 +245,7 @@ class Judge:
 
     def _rewards_in(self, answer: str) -> dict[str, float]:
         """Return the rewards of an answer, which raises many errors where it is no such JSON."""
-        values = json.loads(answer)
+        values = _only_object(answer)
         rewards = {}
         for name, (low, high) in self.rewards.items():
             rewards[name] = self._number(values[name], low, high)
@@ -270,6 +291,24 @@ class Judge:
                 asked = _asked_wait(error)
             wait = max(FIRST_WAIT * 2 ** (number - 1), asked)
             await asyncio.sleep(min(wait, LONGEST_WAIT))
+
+
+def _only_object(answer: str) -> Any:
+    """Return the one JSON object of an answer, which may stand in a block of code.
+
+    A judge may also repeat an object of the response, so of two objects none counts.
+
+    Raises:
+        ValueError: there is none, or more than one.
+        RecursionError: it is nested too deep.
+    """
+    start = answer.find("{")
+    if start < 0:
+        raise ValueError("expected a JSON object")
+    value, end = json.JSONDecoder().raw_decode(answer, start)
+    if "{" in answer[end:]:
+        raise ValueError("expected one JSON object, and got more")
+    return value
 
 
 def _may_pass(error: Exception) -> bool:

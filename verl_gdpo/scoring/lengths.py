@@ -3,9 +3,10 @@
     +reward.reward_functions.short.path=pkg://verl_gdpo.scoring.lengths
     +reward.reward_functions.short.name=smooth +reward.reward_functions.short.limit=400
 
-Lengths are tokens of the response, times are the seconds that a rollout waited for its tools. Where
-only a right answer should be short, give the reward a condition on another one, as any other
-(`algorithm.gdpo.rewards.NAME.when`).
+Lengths are tokens that the policy wrote itself, so that a call of a tool costs nothing but its own;
+`overlong` alone counts the whole response. Times are the seconds that a rollout waited for its
+tools. Where only a right answer should be short, give the reward a condition on another one, as any
+other (`algorithm.gdpo.rewards.NAME.when`).
 """
 
 import math
@@ -17,17 +18,17 @@ Info = Mapping[str, Any]
 
 
 def at_most(extra_info: Info, limit: float) -> float:
-    """Return 1 up to `limit` tokens, else 0."""
-    return float(extra_info["response_tokens"] <= limit)
+    """Return 1 up to `limit` tokens of the policy's own, else 0."""
+    return float(extra_info["generated_tokens"] <= limit)
 
 
 def smooth(extra_info: Info, limit: float, width: float = 50.0) -> float:
     """Return 1 / (1 + exp((tokens - limit) / width)): near 1 below the limit, 1/2 at it.
 
-    >>> [round(smooth({"response_tokens": n}, limit=400), 3) for n in (300, 400, 500)]
+    >>> [round(smooth({"generated_tokens": n}, limit=400), 3) for n in (300, 400, 500)]
     [0.881, 0.5, 0.119]
     """
-    over = (extra_info["response_tokens"] - limit) / width
+    over = (extra_info["generated_tokens"] - limit) / width
     # math.exp raises OverflowError above 709.
     return 1.0 / (1.0 + math.exp(min(over, 700.0)))
 
@@ -36,6 +37,8 @@ def overlong(extra_info: Info, limit: float, buffer: float) -> float:
     """Return 1 up to `limit - buffer` tokens, and less by equal steps until 0 at `limit`.
 
     It is 1 plus DAPO's penalty, so that no reward is negative; under a group's mean both are equal.
+    As in verl, it counts the whole response, with the tokens of tools: these too use up what
+    `data.max_response_length` allows.
     Source: arXiv 2503.14476, equation 13.
 
     >>> [overlong({"response_tokens": n}, limit=400, buffer=100) for n in (300, 350, 400, 500)]

@@ -18,6 +18,7 @@ Text of the policy that nothing closes is thought if the prompt or the policy ha
 answer otherwise. A stop string that cuts the closing tag closes nothing.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +28,11 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import plain
+from verl_gdpo.tasks import Task
 
 KEY = "reward.thought_tags"
+# The keyword of a task's scorer; see `Task.scores`.
+CLOSED_THOUGHT = "closed_thought"
 # White space, in tokens, that may stand around the tags at the end of a prompt.
 ROOM_FOR_SPACE = 16
 
@@ -41,7 +45,7 @@ class Tags(NamedTuple):
 
 
 # DeepSeek-R1, Qwen3, GLM-4.5 and most others; Seed-OSS; Magistral.
-TAGS = (
+TAGS: tuple[Tags, ...] = (
     Tags("<think>", "</think>"),
     Tags("<seed:think>", "</seed:think>"),
     Tags("[THINK]", "[/THINK]"),
@@ -206,6 +210,63 @@ class Response:
     def is_closed_in_prompt(self) -> bool:
         """Whether the prompt has closed the thought, so that none is asked for."""
         return self.turns[0].is_closed_before(self.tags)
+
+    def for_dump(self, decoded: str) -> dict[str, Any] | None:
+        """Return what a dump keeps of a response, as JSON can hold it.
+
+        It is None where the response is the text that verl itself decodes and dumps. This text is
+        not kept twice: a turn that has it, behind a tag that the prompt opens, has None.
+
+        Args:
+            decoded: this text.
+        """
+        if self.turns == (Turn(decoded),) and self.tags == TAGS:
+            return None
+        turns: list[list[str | None]] = []
+        for turn in self.turns:
+            if turn.text == decoded:
+                turns.append([turn.given, None])
+            else:
+                turns.append([turn.given, turn.text])
+        kept: dict[str, Any] = {"turns": turns, "generated_tokens": self.generated_tokens}
+        if self.tags != TAGS:
+            kept["tags"] = [list(pair) for pair in self.tags]
+        return kept
+
+    @classmethod
+    def of_dump(
+        cls, kept: Mapping[str, Any] | None, output: str, response_tokens: int | None
+    ) -> "Response":
+        """Return the response of a row in a dump.
+
+        Args:
+            kept: what `for_dump` returned.
+            output: the text that verl dumped.
+            response_tokens: of the row; None if it is not known, which counts as 0.
+        """
+        if kept is None:
+            return cls((Turn(output),), response_tokens or 0)
+        turns = []
+        for given, text in kept["turns"]:
+            turns.append(Turn(output if text is None else text, given))
+        tags = TAGS
+        if "tags" in kept:
+            tags = tuple(Tags(*pair) for pair in kept["tags"])
+        return cls(tuple(turns), kept["generated_tokens"], tags)
+
+
+def arguments_for(task: Task, response: Response) -> tuple[str, dict[str, Any]]:
+    """Return the text that a task scores, and what its scorer is told of the response beside it.
+
+    The second are keywords, and the first goes by position: a scorer may name it as it likes.
+    """
+    text = response.text
+    if task.scores == "answer":
+        text = response.answer
+    keywords = {}
+    if CLOSED_THOUGHT in inspect.signature(task.score).parameters:
+        keywords[CLOSED_THOUGHT] = response.is_closed_in_prompt
+    return text, keywords
 
 
 def runs_of(mask: Iterable[int]) -> list[int]:

@@ -24,6 +24,7 @@ from verl_gdpo.scoring.function_list import (
     KEY,
     NUMBER,
     OF_GROUP,
+    OF_RESPONSE,
     PLURAL,
     RESERVED,
     check_entries,
@@ -37,6 +38,7 @@ from verl_gdpo.scoring.function_list import (
 from verl_gdpo.scoring.judge import Judge
 from verl_gdpo.scoring.limits import AllStuckError
 from verl_gdpo.scoring.own_copy import own_copy
+from verl_gdpo.scoring.response import arguments_for
 from verl_gdpo.scoring.reward_file import load
 
 logger = logging.getLogger(__name__)
@@ -45,12 +47,12 @@ logger = logging.getLogger(__name__)
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 # With a reward model, verl gives these too.
 ROUTER = ("reward_router_address", "reward_model_tokenizer")
-# We add the messages, and what awaits a request within the limits.
-OURS = ("prompt", "within_limits")
+# We add what follows the thought, the thought, the messages, and what awaits a request within the
+# limits.
+PARTS = ("answer_str", "reasoning_str")
+OURS = (*PARTS, "prompt", "within_limits")
 BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 RESERVED_TEXT = ", ".join(RESERVED)
-# {argument of a task's scorer: argument of verl's reward functions}
-TASK_ARGUMENTS = {"response": "solution_str", "ground_truth": "ground_truth"}
 
 
 class WrongNames(ValueError):
@@ -131,13 +133,16 @@ class ListedFunction:
         and, if other functions score the row too, of the row.
         """
         if "task" in self.entry:
-            taken = {name: row[other] for name, other in TASK_ARGUMENTS.items()}
+            task = task_of_entry(f"{KEY}.{self.name}", self.entry)
+            text, taken = arguments_for(task, row[OF_RESPONSE])
+            taken["response"] = text
+            taken["ground_truth"] = row["ground_truth"]
             taken["response_tokens"] = row["extra_info"]["response_tokens"]
         else:
             names, takes_all = keywords_of(self.function)
             if takes_all:
                 # A function with `**kwargs` may hand them on, so it gets no more than verl gives.
-                names |= row.keys() - set(OURS) - {OF_GROUP}
+                names |= row.keys() - set(OURS) - {OF_GROUP, OF_RESPONSE}
             taken = {name: row[name] for name in names if name in row}
         if is_shared:
             taken = own_copy(taken)
@@ -304,6 +309,19 @@ def keywords_of(function: Callable[..., Any]) -> tuple[set[str], bool]:
     parameters = inspect.signature(function).parameters.values()
     names = {each.name for each in parameters if each.kind in BY_KEYWORD}
     return names, any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def parts_taken_by(function: Any) -> list[str]:
+    """Return which of `PARTS` a custom reward function names."""
+    # verl keeps the function of the user, and the options for it, as the first two arguments.
+    if isinstance(function, functools.partial) and function.args:
+        function = function.args[0]
+    try:
+        names, _ = keywords_of(function)
+    except (TypeError, ValueError):
+        # Some functions that are written in C tell nothing of their arguments.
+        return []
+    return [name for name in PARTS if name in names]
 
 
 def _check_signature(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import verl_gdpo
 from verl_gdpo.algorithm.values import as_text
-from verl_gdpo.scoring.function_list import KEY, PLURAL
+from verl_gdpo.scoring.function_list import KEY, OF_RESPONSE, PLURAL
 from verl_gdpo.terminal import line_of_code
 
 logger = logging.getLogger(__name__)
@@ -179,6 +179,7 @@ class Rows:
         rows = [await each for each in self.rows]
         # The samples of a group share their prompt and its ground truth, and differ in the rest.
         group = dict(rows[0])
+        group.pop(OF_RESPONSE)
         for name, plural in PLURAL.items():
             del group[name]
             group[plural] = [row[name] for row in rows]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 Rewards = Mapping[str, float | None]
 
@@ -59,6 +59,12 @@ class Task:
     bounds: `bounds(**options)` returns {reward: (lowest, highest)}. The rewards of `score` stay
         within these bounds during a whole run with these options.
     reward_names: all rewards that `score` may return, under any options.
+    scores: what `score` gets as `response`: "answer", what follows the thought, or "response", all
+        that the policy wrote, as if it had written the opening tag that ends its prompt. Where the
+        prompt has closed the thought, `score` is told so if it takes the keyword `closed_thought`:
+        `format` then asks for all but the thought.
+    kept_tokens: tags that stay in a response if the tokenizer has them as special tokens, besides
+        those of a thought.
     good_response: `good_response(ground_truth)` returns a response with the highest rewards.
         `check` scores it and damaged copies of it.
     good_response_options: the options of `score` that `good_response` takes too, as keywords.
@@ -89,10 +95,16 @@ class Task:
     programs: Programs | None = None
     notes: Callable[[], Any] | None = None
     good_response_options: tuple[str, ...] = ()
+    scores: Literal["response", "answer"] = "response"
+    kept_tokens: tuple[str, ...] = ()
     main_reward: str = ""
     rows: str = ""
     evaluation: Evaluation = field(default_factory=Evaluation)
     origin: str = "verl-gdpo"
+
+    def __post_init__(self) -> None:
+        if self.scores not in ("response", "answer"):
+            raise ValueError(f'scores={self.scores!r}: expected "response" or "answer"')
 
     def good_response_of(self, ground_truth: str, options: Mapping[str, Any]) -> str:
         """Return the good response of a run with these options of the scorer."""
@@ -107,8 +119,9 @@ class Task:
 # the usual reward of verl's own scorers, which score the rows of all other data sources
 VERL_REWARD_NAMES = ("acc",)
 
-# keywords that the reward manager passes, the last where a task has notes
-GIVEN_BY_MANAGER = ("response_tokens", "step", "notes")
+# keywords that the reward manager passes: `notes` where a task has notes, and `closed_thought`
+# where its scorer takes it
+GIVEN_BY_MANAGER = ("response_tokens", "step", "notes", "closed_thought")
 NAMED_ROWS = 10  # bad ones, in a message
 
 GROUP = "verl_gdpo.tasks"  # of entry points

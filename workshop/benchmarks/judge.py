@@ -67,7 +67,8 @@ async def measure(port: int) -> bool:
         return await limiter.call(ask, "a judgement")
 
     async def ours(text: str) -> Any:
-        return await judge(prompt=None, within_limits=limited, solution_str=text, extra_info={})
+        parts = {"solution_str": text, "answer_str": text, "reasoning_str": ""}
+        return await judge(prompt=None, within_limits=limited, extra_info={}, **parts)
 
     async def bare(text: str) -> Any:
         messages = [judge._system, {"role": "user", "content": f"Clear? {text}"}]

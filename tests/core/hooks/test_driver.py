@@ -95,6 +95,12 @@ def test_limits_that_only_verls_manager_reads_are_refused_before_ray_starts():
             driver.check_and_run(pytest.fail, config)
 
 
+def test_tags_that_are_no_pairs_are_refused_before_ray_starts():
+    config = composed("hardware=cpu", "+reward.thought_tags=[think]")
+    with pytest.raises(ValueError, match=r"^reward\.thought_tags=\['think'\]: expected a list of"):
+        driver.check_and_run(pytest.fail, config)
+
+
 @pytest.mark.parametrize("given", [(("runner",), {}), ((), {"task_runner_class": "runner"})])
 def test_verls_function_gets_the_runner_where_it_was_given(given):
     assert driver._runner_of(*given) == "runner"

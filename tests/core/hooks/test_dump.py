@@ -25,7 +25,7 @@ from verl_gdpo.algorithm import metrics as metrics_module
 from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.values import NOTES_KEY
+from verl_gdpo.algorithm.values import NOTES_KEY, RESPONSE_KEY
 from verl_gdpo.hooks import estimator as estimator_module
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
 from verl_gdpo.hooks.dump import DumpRows
@@ -198,8 +198,12 @@ def test_the_rows_of_a_dump(queue, tmp_path, estimator):
     # the middle token of the second row of u is a tool's; no token of the first of v is trained
     queue.rows["u_1_0"]["response_mask"] = torch.tensor([1, 0, 1])
     queue.rows["v_0_0"]["response_mask"] = torch.tensor([0, 0])
+    # The first row of u was not scored as verl decodes it.
+    scored = {"turns": [["<think>", "x" * 20_000]], "generated_tokens": 2}
+    queue.rows["u_0_0"]["extra_fields"]["reward_extra_info"][RESPONSE_KEY] = scored
     trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
     rows = read_dump(dump(trainer, sample_and_train(trainer, 2)))
+    assert [row["as_scored"] for row in rows] == [scored, None, None, None]
     assert [(r["uid"], r["response_tokens"], r["trained_tokens"]) for r in rows] == [
         ("u_0_0", 2, 2),
         ("u_1_0", 3, 2),

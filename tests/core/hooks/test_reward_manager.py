@@ -32,10 +32,11 @@ from verl_batch import verl_config
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.values import ERROR_KEY, NOTES_KEY
+from verl_gdpo.algorithm.values import ERROR_KEY, NOTES_KEY, RESPONSE_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring import scorer_calls, threads
+from verl_gdpo.scoring.response import ResponseReader, Tags
 from verl_gdpo.scoring.scorer_calls import SlowScoring
 from verl_gdpo.tasks import TASKS, sandbox
 from verl_gdpo.tasks.tool_rl.score import CallNotes
@@ -58,7 +59,11 @@ def manager(
                 "custom_reward_function": {"path": compute_score and "scorer.py"},
                 **({"reward_kwargs": reward_kwargs} if reward_kwargs else {}),
             },
-            "trainer": {"experiment_name": "qwen-run", "use_v1": True},
+            "trainer": {
+                "experiment_name": "qwen-run",
+                "use_v1": True,
+                "rollout_data_dir": "rollouts",
+            },
             "transfer_queue": {"enable": on_v1},
         }
     )
@@ -257,7 +262,7 @@ def test_a_custom_function_comes_first_and_gets_what_verl_gives_it(fields, given
     }
     assert all(type(value) is float for value in result["reward_extra_info"].values())
     ours = {"response": "hello", "experiment_name": "qwen-run", "response_tokens": 6}
-    ours |= {"tool_seconds": 0.0, "is_validation": False}
+    ours |= {"generated_tokens": 6, "tool_seconds": 0.0, "is_validation": False}
     assert seen == {**given, **ours}
 
 
@@ -571,6 +576,10 @@ def test_a_missing_ground_truth_is_an_error_not_a_low_score():
 # --- verl's own assembly of a session ------------------------------------------------------------
 
 
+# What a tool of these tests writes.
+TOOL = "TOL"
+
+
 def score_session(manager, outputs):
     """verl's agent loop worker hands a session of [(prompt, response), ...] to `manager`."""
     worker = object.__new__(AgentLoopWorker)
@@ -582,7 +591,7 @@ def score_session(manager, outputs):
         AgentLoopOutput(
             prompt_ids=[ord(c) for c in prompt],
             response_ids=[ord(c) for c in response],
-            response_mask=[1] * len(response),
+            response_mask=[float(c not in TOOL) for c in response],
             metrics=AgentLoopMetrics(tool_calls=1.5),
         )
         for prompt, response in outputs
@@ -606,6 +615,118 @@ def test_the_last_output_of_a_session_is_scored_without_the_padding_of_the_other
     assert score_session(manager(scorer), [("done", "no"), longer])["right"] == 0.0
     # the seconds are those of all outputs
     assert seen == [("done", 4, 3.0), ("done", 4, 3.0), (longer[1], len(longer[1]), 3.0)]
+
+
+def test_a_tools_text_is_neither_thought_nor_answer_and_its_tokens_are_not_the_policys():
+    seen = []
+
+    def scorer(solution_str, answer_str, reasoning_str, extra_info, **_):
+        counts = extra_info["response_tokens"], extra_info["generated_tokens"]
+        seen.append((solution_str, reasoning_str, answer_str, *counts))
+        assert not [name for name in extra_info if name.startswith("gdpo")]
+        return 1.0
+
+    info = score_session(manager(scorer), [("p", "<think>aTOOLb</think>done")])
+    seen_by_verl = "<think>aTOOLb</think>done"
+    assert seen == [(seen_by_verl, "ab", "done", 25, 21)]
+    turns = [["", "<think>ab</think>done"]]
+    assert info[RESPONSE_KEY] == {"turns": turns, "generated_tokens": 21}
+    # An ordinary response is dumped by verl as it was scored.
+    assert RESPONSE_KEY not in score_session(manager(scorer), [("p", "<think>a</think>done")])
+
+
+# --- where the thought begins or ends in the prompt ----------------------------------------------
+
+OPENED, CLOSED = "Q: <think>\n", "Q: <think>\n\n</think>\n\n"
+THOUGHT, _, CALL = GOLD.removeprefix("<think>").partition("</think>\n")
+
+
+def test_the_format_of_a_thought_that_the_prompt_opens_or_closes():
+    after_tag = GOLD.removeprefix("<think>")
+    cases = [
+        ("Q:", GOLD, 1.0),
+        ("Q:", after_tag, 0.0),
+        (OPENED, after_tag, 1.0),
+        (OPENED, CALL, 0.0),  # the thought never ends
+        (CLOSED, CALL, 1.0),
+        (CLOSED, GOLD, 0.0),
+        (CLOSED, f"so\n{CALL}", 0.0),
+        ("Q:", CALL, 0.0),
+    ]
+    for prompt, response, form in cases:
+        info = score(manager(), response, prompt=prompt)["reward_extra_info"]
+        assert (info["format"], info["correctness"]) == (form, 3.0), (prompt, response)
+
+
+def test_the_dump_knows_how_a_response_was_scored():
+    info = score(manager(), "x</think>", prompt=OPENED)["reward_extra_info"]
+    # verl dumps the text itself.
+    turns = [["<think>\n", None]]
+    assert info[RESPONSE_KEY] == {"turns": turns, "generated_tokens": 10}
+    made = manager()
+    made._dumps = False
+    assert RESPONSE_KEY not in score(made, "x</think>", prompt=OPENED)["reward_extra_info"]
+    of_validation = {"tool_extra_fields": {"is_validation": True}}
+    info = score(manager(), "x</think>", prompt=OPENED, **of_validation)["reward_extra_info"]
+    assert RESPONSE_KEY not in info
+
+
+def test_a_task_scores_the_answer_and_another_the_response(monkeypatch):
+    seen = []
+
+    def scorer(response, ground_truth, *, response_tokens, step):
+        seen.append(response)
+        return {"a": 1.0}
+
+    add_task(monkeypatch, "of_answer", scorer, scores="answer")
+    add_task(monkeypatch, "of_response", scorer)
+    for source in ("of_answer", "of_response"):
+        score(manager(), "a </think> 4", data_source=source, prompt=OPENED)
+    assert seen == ["4", "<think>\na </think> 4"]
+
+
+def test_special_tokens_of_the_thought_and_of_the_task_stay(monkeypatch):
+    """Here `{` stands for <think>, `}` for </think>, and `[` for <call>."""
+    texts = {"{": "<think>", "}": "</think>", "[": "<call>", "\0": "<end>"}
+
+    class WithSpecialTokens:
+        def __init__(self):
+            self.added_tokens_decoder = {}
+            for char, text in texts.items():
+                self.added_tokens_decoder[ord(char)] = SimpleNamespace(content=text, special=True)
+
+        def decode(self, ids, skip_special_tokens):
+            if skip_special_tokens:
+                ids = [number for number in ids if chr(number) not in texts]
+            return "".join(texts.get(chr(number), chr(number)) for number in ids)
+
+    seen = []
+
+    def scorer(response, ground_truth, *, response_tokens, step):
+        seen.append(response)
+        return {"a": 1.0}
+
+    add_task(monkeypatch, "mine", scorer, scores="answer", kept_tokens=("<call>",))
+    for custom in (None, lambda solution_str, answer_str, **_: seen.append(answer_str) or 1.0):
+        made = manager(custom)
+        made.tokenizer = WithSpecialTokens()
+        made._reader = ResponseReader(made.tokenizer)
+        result = score(made, "a } [f", data_source="mine", prompt="{")
+        assert result["reward_score"] == 1.0
+    assert seen == ["<call>f", "f"]
+
+
+def test_tags_of_the_users_own():
+    seen = []
+
+    def scorer(solution_str, answer_str, **_):
+        seen.append(answer_str)
+        return 1.0
+
+    made = manager(scorer)
+    made._reader = ResponseReader(Tokenizer(), [Tags("<plan>", "</plan>")])
+    score(made, "a</plan>4", prompt="<plan>")
+    assert seen == ["4"]
 
 
 # --- what counts when no reward is named ---------------------------------------------------------

@@ -45,6 +45,7 @@ MISSPELT = [
     # the very name of a key of another block
     ("+algorithm.max_concurrent=2", "reward.max_concurrent"),
     ("+trainer.max_rpm=30", "reward.max_rpm"),
+    ("+reward.thought_tag=x", "reward.thought_tags"),
     ("+data.hang_minutes=5", "trainer.hang_minutes"),
     # a whole block
     ("+algoritm.gdpo.eps=1", "algorithm"),

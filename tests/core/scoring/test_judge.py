@@ -79,6 +79,36 @@ def test_each_reward_is_what_the_judge_answered_and_a_fault_changes_its_own_samp
     assert '11 is no number from 0 to 10; the answer: \'{"clear": 11' in str(results["above"])
 
 
+def test_a_judge_may_think_and_fence_its_answer(stub):
+    read = ["thinks", "opens no thought", "fences", "fences after a thought", "says more"]
+    refused = ["never ends its thought", "repeats the response", "thinks twice"]
+    results = dict(
+        zip(read + refused, scored(config_of(stub.address), *read, *refused), strict=True)
+    )
+    for response in read:
+        answer = stub.gave[response]
+        info = results[response]["reward_extra_info"]
+        assert (info["q__clear"], info["q__right"]) == (answer["clear"], answer["right"])
+        assert "</think>" not in info["q__answer"]
+    for response in refused:
+        assert "JudgeAnswerError: ValueError: expected " in str(results[response]), response
+
+
+@pytest.mark.parametrize("place", ["{response}", "{answer_str}"])
+def test_a_judge_is_shown_what_follows_the_thought(stub, place):
+    template = (
+        "{response}" if place == "{response}" else f"{{reasoning_str}} {place} of {{response}}"
+    )
+    config = config_of(stub.address, template=template)
+    results = scored(config, "<think> give 10 </think> good", "<think> never ends")
+    assert all("q__clear" in each["reward_extra_info"] for each in results)
+    questions = [(others, response) for response, others, *_ in stub.asked]
+    expected = [([], "good"), ([], "")]
+    if place != "{response}":
+        expected = [(["give 10", "good"], "good"), (["never ends", ""], "")]
+    assert sorted(questions) == sorted(expected)
+
+
 def test_a_judge_that_hangs_is_asked_again(stub):
     scored(config_of(stub.address), "first")  # the SDK's first call takes seconds
     hanging, good = scored(config_of(stub.address, {"timeout": 2}), "hang", "good")

@@ -1,5 +1,6 @@
 """Thought and answer of a response: each rule, from texts and from tokens."""
 
+import json
 import time
 
 import pytest
@@ -101,6 +102,22 @@ def test_the_text_is_that_of_the_policy_with_the_tag_that_the_prompt_has_opened(
     closed = Response((Turn("4", CLOSED),), 1)
     assert (closed.text, closed.is_closed_in_prompt) == ("4", True)
     assert Response((Turn("4"),), 1).text == "4"
+
+
+def test_a_dump_keeps_what_was_scored():
+    turns = (Turn("a </think> call", OPENED), Turn("4"))
+    for response in (Response(turns, 9), Response(turns, 9, (Tags("<a>", "</a>"),))):
+        kept = json.loads(json.dumps(response.for_dump("a </think> call4")))
+        assert Response.of_dump(kept, "any", 12) == response
+    opened = Response((Turn("a</think>4", OPENED),), 9)
+    assert opened.for_dump("a</think>4")["turns"] == [[OPENED, None]]
+    assert Response.of_dump(opened.for_dump("a</think>4"), "a</think>4", 9) == opened
+    ordinary = Response((Turn("<think>a</think>4"),), 9)
+    assert ordinary.for_dump("<think>a</think>4") is None
+    assert Response.of_dump(None, "<think>a</think>4", 9) == ordinary
+    # The text alone does not tell the tags of the user's own.
+    assert Response(ordinary.turns, 9, (Tags("<a>", "</a>"),)).for_dump("<think>a</think>4")
+    assert Response((Turn("4", CLOSED),), 1).for_dump("4") is not None
 
 
 # --- from tokens --------------------------------------------------------------------------------

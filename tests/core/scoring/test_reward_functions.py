@@ -311,7 +311,7 @@ def test_rewards_of_length_and_time(file):
     assert score(config_of(entries))["reward_extra_info"] == {**fast, "score": 2.75}
     result = score(config_of(entries), tool_extra_fields={"tool_seconds": 2.5})
     assert result["reward_extra_info"]["quick"] == 0.0
-    assert [smooth({"response_tokens": n}, 9) for n in (0, 10**9)] == pytest.approx(
+    assert [smooth({"generated_tokens": n}, 9) for n in (0, 10**9)] == pytest.approx(
         [0.545, 0], abs=1e-3
     )
 
@@ -416,6 +416,55 @@ def test_a_function_of_groups_needs_the_group(file):
     of_rows = [each["reward_extra_info"] for each in both.pop("reward_extra_info")]
     assert both == {"reward_score": 0.0}
     assert of_rows == [{"x": x, "other": None, "score": x} for x in (0.0, 1.0)]
+
+
+PARTS = """
+seen = []
+
+def of_row(solution_str, answer_str, reasoning_str):
+    seen.append((solution_str, reasoning_str, answer_str))
+    return 1.0
+
+def of_group(answer_strs, reasoning_strs):
+    seen.append((reasoning_strs, answer_strs))
+    return [1.0] * len(answer_strs)
+
+def of_verl(data_source, solution_str, ground_truth, extra_info, **others):
+    seen.append(sorted(others))
+    return 1.0
+"""
+
+
+def test_functions_may_take_the_thought_and_the_answer(tmp_path):
+    path = str(tmp_path / "parts.py")
+    (tmp_path / "parts.py").write_text(PARTS)
+    entries = {}
+    for name in ("of_row", "of_group", "of_verl"):
+        entries[name] = {"path": path, "name": name, "group": name == "of_group"}
+    manager = manager_of(config_of(entries))
+    scored(manager, "a </think> 4", prompt="<think>")
+    seen = sys.modules[manager.functions[0].function.__module__].seen
+    assert ("a </think> 4", "a", "4") in seen
+    assert (["a"], ["4"]) in seen
+    # Nothing of ours goes to a function that hands all on.
+    assert [] in seen and len(seen) == 3
+
+
+def test_a_task_of_the_list_scores_as_its_record_says():
+    """`tool_rl` scores the response with the tag of its prompt, and `constraints` the answer."""
+    after_tag = GOLD.removeprefix("<think>")
+    score = {"task": "tool_rl"}
+    manager = manager_of(config_of({"t": score}))
+    opened = scored(manager, after_tag, GOLD, prompt="<think>")["reward_extra_info"]
+    assert (opened["t__format"], opened["t__correctness"]) == (1.0, 3.0)
+    call = GOLD.partition("</think>\n")[2]
+    closed = scored(manager, call, GOLD, prompt="<think></think>")["reward_extra_info"]
+    assert (closed["t__format"], closed["t__correctness"]) == (1.0, 3.0)
+    manager = manager_of(config_of({"c": {"task": "constraints"}}))
+    truth = '{"keyword": ["old"], "words": [1, 2]}'
+    thought = scored(manager, "old old old </think> new", truth, prompt="<think>")
+    info = thought["reward_extra_info"]
+    assert (info["c__keyword"], info["c__words"]) == (0.0, 1.0)
 
 
 CHANGING = """

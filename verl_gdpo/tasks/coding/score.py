@@ -168,6 +168,7 @@ TASK = Task(
     bounds=bounds,
     reward_names=("pass", "length", "bug"),
     rows="verl_gdpo.tasks.coding.rows",
+    scores="answer",  # a program within a thought is a draft
     main_reward="pass",
     good_response=form.good_response,
     system_prompt=form.SYSTEM_PROMPT,

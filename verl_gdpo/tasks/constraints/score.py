@@ -212,6 +212,7 @@ TASK = Task(
     bounds=bounds,
     reward_names=tuple(CONSTRAINTS),
     rows="verl_gdpo.tasks.constraints.rows",
+    scores="answer",  # keywords and lengths of a thought are none of what the prompt asks for
     good_response=_good_response,
     system_prompt=None,  # chat templates have one of their own
     evaluation=Evaluation({"all met": lambda rewards: float(0 not in rewards.values())} | EACH),

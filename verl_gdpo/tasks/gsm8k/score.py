@@ -30,6 +30,7 @@ def score(
     *,
     response_tokens: int | None = None,
     step: int | None = None,
+    closed_thought: bool = False,
     normalize_numbers: bool = False,
 ) -> dict[str, float]:
     r"""Score one response against the result of one problem; every value is 0 or 1.
@@ -49,6 +50,8 @@ def score(
         ground_truth: the result, as it stands after "####" in GSM8K: "72", "1,080", "-7".
         response_tokens: part of every scorer's signature; unused.
         step: the same.
+        closed_thought: whether the prompt has closed the thought. The format is then the block of
+            the answer alone.
         normalize_numbers: False, the reference: correctness compares texts, and integer asks
             `str.isdigit()`, so that no answer to "1,080" or "-7" has both. True: signs and commas
             between thousands are read; 1080, 1,080 and +1080 are one number, and an integer. $1080,
@@ -71,7 +74,7 @@ def score(
         is_integer = _WHOLE_NUMBER.fullmatch(answer) is not None
         answer, ground_truth = _plain_digits(answer), _plain_digits(ground_truth)
     return {
-        "format": float(_has_layout(response)),
+        "format": float(_has_layout(response, closed_thought)),
         "correctness": float(answer == ground_truth),
         "integer": float(is_integer),
     }
@@ -82,12 +85,19 @@ def bounds(*, normalize_numbers: bool = False) -> dict[str, tuple[float, float]]
     return dict.fromkeys(("format", "correctness", "integer"), (0.0, 1.0))
 
 
-def _has_layout(response: str) -> bool:
+def _has_layout(response: str, closed_thought: bool) -> bool:
     r"""Whether `^<think>.*?</think>\n<answer>.*?</answer>$` matches, with one pair of answer tags.
+
+    With a closed thought, the pattern is `^<answer>.*?</answer>$`.
 
     Finding the pieces is linear in the response, which the pattern is not. Its `$` also stands
     before a line end. Looking from the end is Python's fastest way through a long thought.
     """
+    if closed_thought:
+        # Templates end the prompt with an empty thought, which may lack its last line ends.
+        response = f"{THINK_OPEN}{THINK_CLOSE}\n{response.lstrip()}"
+        if response.count(THINK_CLOSE) > 1:
+            return False
     before, _, after = response.removesuffix("\n").rpartition(ANSWER_OPEN)
     return (
         before.startswith(THINK_OPEN)
@@ -128,6 +138,8 @@ TASK = Task(
     bounds=bounds,
     reward_names=("format", "correctness", "integer"),
     rows="verl_gdpo.tasks.gsm8k.rows",
+    scores="response",  # its format asks for the thought too
+    kept_tokens=(ANSWER_OPEN, ANSWER_CLOSE),
     main_reward="correctness",
     good_response=_good_response,
     system_prompt=f"""\

@@ -227,6 +227,7 @@ TASK = Task(
     bounds=bounds,
     reward_names=("correctness", "length"),
     rows="verl_gdpo.tasks.math_length.rows",
+    scores="answer",  # a box within a thought is a guess
     main_reward="correctness",
     good_response=_good_response,
     missing=missing,

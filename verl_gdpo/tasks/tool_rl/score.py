@@ -40,6 +40,7 @@ def score(
     call_format: str = TOOLRL,
     step: int | None = None,
     notes: CallNotes | None = None,
+    closed_thought: bool = False,
 ) -> dict[str, float]:
     r"""Score one response against one ground truth; every value is a finite float.
 
@@ -55,6 +56,8 @@ def score(
         ground_truth: text in ToolRL's format, whatever `call_format` is. The response must contain
             the same blocks (tool call, response, both or neither).
         response_tokens, step: part of every scorer's signature; unused.
+        closed_thought: whether the prompt has closed the thought. The format is then that of the
+            other blocks alone.
         max_correctness: M > 0, correctness is in [-M, M]; 3 in both papers, 1 in ToolRL's ablation.
         call_format: how the model writes calls, a key of `call_formats.CALL_FORMATS`.
         notes: filled in with the reason, if calls cannot be read.
@@ -90,10 +93,16 @@ def score(
     calls_as = call_format_of(call_format)
     gold = form.parse_ground_truth(ground_truth)
     response = response.strip()
-    if calls_as.is_block is None:
-        has_layout = _has_toolrl_layout(response, ground_truth)
+    asked = response
+    if closed_thought:
+        # Each layout begins with a thought, which is the empty one of the prompt.
+        asked = f"{form.THINK_OPEN}{form.THINK_CLOSE}\n{response}".strip()
+    if closed_thought and _has_thought(response):
+        has_layout = False
+    elif calls_as.is_block is None:
+        has_layout = _has_toolrl_layout(asked, ground_truth)
     else:
-        has_layout = _has_layout(calls_as, response, ground_truth)
+        has_layout = _has_layout(calls_as, asked, ground_truth)
     correctness = 0.0
     if gold:
         correctness = 2 * bound * _share(response, gold, calls_as, notes) - bound
@@ -202,6 +211,11 @@ def _good_response(ground_truth: str, *, call_format: str = TOOLRL) -> str:
     return before + call_format_of(call_format).write(calls) + after
 
 
+def _has_thought(response: str) -> bool:
+    """Whether a response has a tag of a thought."""
+    return form.THINK_OPEN in response or form.THINK_CLOSE in response
+
+
 TASK = Task(
     name="tool_rl",
     data_sources=DATA_SOURCES,
@@ -209,6 +223,8 @@ TASK = Task(
     bounds=bounds,
     reward_names=("format", "correctness"),
     rows="verl_gdpo.tasks.tool_rl.rows",
+    scores="response",  # its format asks for the thought too
+    kept_tokens=form.CALL_TAGS + form.RESPONSE_TAGS,
     main_reward="correctness",
     good_response=_good_response,
     good_response_options=("call_format",),

@@ -87,7 +87,7 @@ class Words:
 
     def decode(self, ids: Any, **_options: Any) -> str:
         texts = [*self._texts]
-        return "".join(texts[i] for i in ids.tolist())
+        return "".join(texts[int(i)] for i in ids)
 
 
 WORDS = Words()
@@ -232,8 +232,9 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
     if isinstance(answer, BaseException):
         # our manager's message names the cause already
         text = str(answer) if str(answer).startswith(OUR_MANAGER) else message_of(answer)
-        if "response_tokens" in text:
-            text += ". Only reward.reward_manager.name=gdpo passes extra_info['response_tokens']"
+        for name in ("response_tokens", "generated_tokens"):
+            if name in text:
+                text += f". Only reward.reward_manager.name=gdpo passes extra_info[{name!r}]"
     elif not (text := answer.get("reward_extra_info", {}).get(ERROR_KEY, "")):
         try:  # verl's own managers pass on what verl cannot train on
             is_none = value_or_error(answer["reward_score"]) is None

@@ -155,7 +155,7 @@ class Replay:
     def has_our_scorers(self) -> bool:
         """Whether the rewards are those of scorers of ours, as far as is known."""
         if self.scorer is not None:
-            return self.scorer.is_task
+            return self.scorer.task is not None
         return self.own.run is None or not has_own_scorer(self.own.run)
 
     def read(self, files: Iterable[Path]) -> "Replay":

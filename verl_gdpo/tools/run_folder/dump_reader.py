@@ -2,14 +2,15 @@
 
     {"input": ..., "output": ..., "gts": ..., "score": 1.0, "step": 7, "uid": "<group>_0_0",
      "group": "<group>", "session": 0, "data_source": "rlla", "response_tokens": 41,
-     "trained_tokens": 41, "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3,
-     "batch": 0, "is_padding": false}
+     "trained_tokens": 41, "as_scored": null, "rewards": {"format": 1.0, "correctness": 0.0},
+     "advantage": 0.3, "batch": 0, "is_padding": false}
 
 verl writes the first six keys, and `hooks/dump.py` writes the others. `response_tokens` is the
 length of the response, as scorers see it. `trained_tokens` counts the tokens that the policy trains
-on: answers of tools and rejected tokens do not count. `rewards` holds everything that the scorer
-returned, before weights and conditions. `batch` numbers the batches of a step, which asynchronous
-trainers have several of; without it, a dump has one.
+on: answers of tools and rejected tokens do not count. `as_scored` has the turns of the policy where
+scorers saw another text than `output`, see `Response.for_dump`. `rewards` holds everything that the
+scorer returned, before weights and conditions. `batch` numbers the batches of a step, which
+asynchronous trainers have several of; without it, a dump has one.
 
 A dump that verl wrote without verl-gdpo is scored again by a `Scorer`. Its rows then have the same
 keys, with None for the tokens and the advantage, which nobody knows.
@@ -31,8 +32,10 @@ from typing import Any
 
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.values import is_number
+from verl_gdpo.scoring.response import Response, arguments_for
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX, load
-from verl_gdpo.tasks import TASKS
+from verl_gdpo.scoring.reward_functions import parts_taken_by
+from verl_gdpo.tasks import TASKS, Task
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
 VERL_KEYS = ("input", "output", "gts", "score", "step")
@@ -55,7 +58,7 @@ class Scorer:
 
     name: str
     function: Callable[..., Any]
-    is_task: bool = False  # a task's function takes other arguments than verl's
+    task: Task | None = None  # its function takes other arguments than verl's
     data_source: str | None = None  # of rows that do not say theirs
 
     @classmethod
@@ -67,7 +70,7 @@ class Scorer:
         """
         if name in TASKS:
             task = TASKS[name]
-            return cls(name, task.score, True, data_source or task.data_sources[0])
+            return cls(name, task.score, task, data_source or task.data_sources[0])
         where, colon, function = name.rpartition(":")
         if not colon:
             raise ValueError(f"--scorer {name}: expected {HOW} ({', '.join(TASKS)})")
@@ -89,24 +92,17 @@ class Scorer:
         """
         length = row.get("response_tokens")
         try:
-            if self.is_task:
-                result = self.function(
-                    row["output"], row["gts"], response_tokens=length, step=row.get("step")
-                )
+            if self.task is not None:
+                result = self._by_task(self.task, row)
             else:
-                result = self.function(
-                    data_source=source,
-                    solution_str=row["output"],
-                    ground_truth=row["gts"],
-                    extra_info={} if length is None else {"response_tokens": length},
-                )
+                result = self._by_function(row, source)
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
         except Exception as error:
             raise ValueError(
                 f"--scorer {self.name} raised {type(error).__name__}: {error}. A dump gives it the "
                 f"response, the ground truth, data_source={source!r} (--data-source NAME), and in "
-                f"extra_info response_tokens={length}; it cannot have more"
+                f"extra_info response_tokens={length} and generated_tokens; it cannot have more"
             ) from error
         if is_number(result):
             return {"acc": float(result)}
@@ -117,6 +113,35 @@ class Scorer:
         named = dict(result)
         only_score = not any(is_number(v) for k, v in named.items() if k != "score")
         return {"acc": named["score"], **named} if only_score and "score" in named else named
+
+    def _by_task(self, task: Task, row: Mapping[str, Any]) -> Any:
+        """Return what the scorer of a task returns for a row."""
+        text, told = arguments_for(task, _response_of(row))
+        length = row.get("response_tokens")
+        return task.score(text, row["gts"], response_tokens=length, step=row.get("step"), **told)
+
+    def _by_function(self, row: Mapping[str, Any], source: str | None) -> Any:
+        """Return what a function returns for a row, as the reward manager calls it."""
+        response = _response_of(row)
+        extra_info = {}
+        length = row.get("response_tokens")
+        if length is not None:
+            extra_info["response_tokens"] = length
+            extra_info["generated_tokens"] = response.generated_tokens
+        parts = {"answer_str": response.answer, "reasoning_str": response.reasoning}
+        taken = {name: parts[name] for name in parts_taken_by(self.function)}
+        return self.function(
+            data_source=source,
+            solution_str=row["output"],
+            ground_truth=row["gts"],
+            extra_info=extra_info,
+            **taken,
+        )
+
+
+def _response_of(row: Mapping[str, Any]) -> Response:
+    """Return the response of a row, ready for scoring."""
+    return Response.of_dump(row.get("as_scored"), row["output"], row.get("response_tokens"))
 
 
 def _names_in(where: str) -> dict[str, Any]:
