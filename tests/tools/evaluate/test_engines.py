@@ -6,6 +6,7 @@ import torch
 from tiny_chat_model import make_chat_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from verl_gdpo.tools.evaluate.dialogues import Prompt
 from verl_gdpo.tools.evaluate.engines import (
     BATCH_TOKENS,
     Tokens,
@@ -65,6 +66,16 @@ def test_a_prompt_is_the_chat_template_up_to_the_answer(model):
     assert len(prompt.ids) == len(prompt.text)  # its tokens are bytes, and none is added
     polite = Tokens(model, {"polite": True}).prompt(asked("q"), 0)
     assert polite.text == "user: q\npleaseassistant:"
+
+
+def test_the_end_of_the_prompt_says_whether_it_opens_the_thought(model):
+    tokens = Tokens(model, {})
+    ids = tokens.tokenizer("a</think>4", add_special_tokens=False)["input_ids"]
+    for end, given in (("", ""), ("<think>", "<think>")):
+        prompt = Prompt("", tokens.tokenizer("q" + end, add_special_tokens=False)["input_ids"])
+        answer = tokens.answer(prompt, ids, is_cut=False)
+        assert (answer.text, answer.response.answer) == ("a</think>4", "4")
+        assert answer.response.turns[0].given == given
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(model, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from tool_rows import tool_row
 
+from verl_gdpo.scoring.response import Response, Turn
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.coding.problem import Problem, good_response
 from verl_gdpo.tasks.preparation import DataError
@@ -102,6 +103,21 @@ def test_coding(tmp_path, monkeypatch):
     monkeypatch.setitem(BENCH, "coding", benchmark_of(task))
     found = values("coding", asked(path), ("a", 10), ("b", 4001), ("c", 9000), None)
     assert found == {"tests passed": 0.375, "solved": 0.25, "above the limit": 0.5, "bugs": 0.5}
+
+
+def test_a_task_scores_what_it_scores_in_training(tmp_path):
+    """The thought of an answer, and the tag that its prompt opens."""
+    path = tmp_path / "t.parquet"
+    write_parquets({path: rows_of("constraints", '{"keyword": ["old"]}')})
+    thought = Response((Turn("old </think> new", given="<think>"),), 3)
+    assert values("constraints", asked(path), ("old new", 3))["keyword"] == 1.0
+    answer = ("old </think> new", 3, False, thought)
+    assert values("constraints", asked(path), answer)["keyword"] == 0.0
+    write_parquets({path: rows_of("gsm8k", "4")})
+    text = "2 + 2</think>\n<answer>4</answer>"
+    opened = Response((Turn(text, given="<think>"),), 9)
+    assert values("gsm8k", asked(path), (text, 9, False, opened))["format"] == 1.0
+    assert values("gsm8k", asked(path), (text, 9))["format"] == 0.0
 
 
 def test_a_program_runs_in_the_sandbox(tmp_path):

@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from verl_gdpo.scoring.response import TAGS, thought_tags
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
 from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.loading import whole_number
@@ -79,7 +80,13 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
         "versions": {name: import_module(name).__version__ for name in (engine_name, "torch")},
     }
     about = (template_options, max_tokens, arguments.temperature, settings["dtype"])
-    engine = engines.load_engine(engine_name, policy.model, *about)
+    tags = TAGS
+    if policy.config is not None:
+        tags = thought_tags(policy.config)
+    kept: tuple[str, ...] = ()
+    if benchmark.data_source in TASK_BY_SOURCE:
+        kept = TASK_BY_SOURCE[benchmark.data_source].kept_tokens
+    engine = engines.load_engine(engine_name, policy.model, *about, tags, kept)
     play(dialogues, engine, max_tokens, arguments.seed)
     result = write(folder, benchmark, dialogues, settings)
     print(table(result, benchmark.percent))

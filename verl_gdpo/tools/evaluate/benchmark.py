@@ -5,6 +5,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from verl_gdpo.scoring.response import Response, Turn
+
 Messages = Sequence[Mapping[str, str]]  # [{"role": "user", "content": "..."}, ...]
 Scores = Mapping[str, float]
 
@@ -15,11 +17,20 @@ class Answer:
 
     tokens: its length.
     is_cut: the limit of output tokens ended it.
+    read: the same, as training would score it; None for a text without a prompt.
     """
 
     text: str
     tokens: int
     is_cut: bool = False
+    read: Response | None = None
+
+    @property
+    def response(self) -> Response:
+        """The answer, ready for scoring."""
+        if self.read is None:
+            return Response((Turn(self.text),), self.tokens)
+        return self.read
 
 
 class Outcome(NamedTuple):
@@ -53,18 +64,18 @@ class Question:
 
 
 def ask_once(
-    messages: Messages, score: Callable[[str, int], Scores], lost: Scores | None = None
+    messages: Messages, score: Callable[[Answer], Scores], lost: Scores | None = None
 ) -> Episode:
     """Ask for one answer.
 
     Args:
-        score: `score(text, tokens)` scores it.
+        score: `score(answer)` scores it.
         lost: the scores without an answer; None for those of an empty one.
     """
     answer = yield messages
     if answer is None:
-        return Outcome(score("", 0) if lost is None else lost, [])
-    scores = score(answer.text, answer.tokens)
+        return Outcome(score(Answer("", 0)) if lost is None else lost, [])
+    scores = score(answer)
     return Outcome(scores, [scores])
 
 

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_gdpo.cpu.sampler import Completion, Request, SamplingParams, end_ids, sample
+from verl_gdpo.scoring.response import TAGS, ResponseReader, Tags
 from verl_gdpo.tools.evaluate.benchmark import Answer, Messages
 from verl_gdpo.tools.evaluate.dialogues import AnswerEngine, Prompt
 
@@ -35,6 +36,8 @@ def load_engine(
     max_tokens: int,
     temperature: float,
     dtype: str,
+    tags: Sequence[Tags] = TAGS,
+    kept: Sequence[str] = (),
 ) -> AnswerEngine:
     """Load a model.
 
@@ -42,11 +45,13 @@ def load_engine(
         template_options: keywords for the chat template, such as `enable_thinking`.
         max_tokens: the limit of an answer.
         temperature: 0 is greedy.
+        tags: between which the model thinks.
+        kept: tags that scorers see, also if they are special tokens; see `ResponseReader.read`.
 
     Raises:
         ValueError, OSError: it cannot be read, or its tokenizer has no chat template.
     """
-    tokens = Tokens(model, template_options)
+    tokens = Tokens(model, template_options, tags, kept)
     kind = VLLM if name == "vllm" else Transformers
     return kind(tokens, model, max_tokens, temperature, dtype)
 
@@ -54,7 +59,13 @@ def load_engine(
 class Tokens:
     """The tokenizer of a model: messages to tokens, and tokens to text."""
 
-    def __init__(self, model: Path, template_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: Path,
+        template_options: Mapping[str, Any],
+        tags: Sequence[Tags] = TAGS,
+        kept: Sequence[str] = (),
+    ) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self._options = template_options
         if not self.tokenizer.chat_template:
@@ -62,6 +73,8 @@ class Tokens:
                 f"{model}: its tokenizer has no chat template, so messages cannot be put to it; "
                 "save one as chat_template.jinja in this folder"
             )
+        self._reader = ResponseReader(self.tokenizer, tags)
+        self._kept = kept
 
     def prompt(self, messages: Messages, seed: int) -> Prompt:
         """Return messages in the model's chat template, up to where its answer begins."""
@@ -70,10 +83,12 @@ class Tokens:
         text = self.tokenizer.apply_chat_template(asked, **options)
         return Prompt(text, self.tokenizer(text, add_special_tokens=False)["input_ids"], seed)
 
-    def answer(self, ids: Sequence[int], is_cut: bool) -> Answer:
-        """Return generated tokens as text without special tokens."""
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        return Answer(text, len(ids), is_cut)
+    def answer(self, prompt: Prompt, ids: Sequence[int], is_cut: bool) -> Answer:
+        """Return generated tokens as text without special tokens, and ready for scoring."""
+        response_ids = list(ids)
+        text = self.tokenizer.decode(response_ids, skip_special_tokens=True)
+        response = self._reader.read(prompt.ids, response_ids, kept=self._kept, decoded=text)
+        return Answer(text, len(response_ids), is_cut, response)
 
 
 class Transformers:
@@ -97,12 +112,12 @@ class Transformers:
             asked = [prompts[k] for k in batch]
             requests = [Request(p.ids, self._params, self._max_tokens, p.seed) for p in asked]
             done = sample(self._model, requests, self._pad)
-            yield {batch[k]: self._answer(outcome) for k, outcome in done}
+            yield {batch[k]: self._answer(asked[k], outcome) for k, outcome in done}
 
-    def _answer(self, outcome: Completion | Exception) -> Answer:
+    def _answer(self, prompt: Prompt, outcome: Completion | Exception) -> Answer:
         if isinstance(outcome, Exception):
             raise ValueError(str(outcome))
-        return self._read(outcome.token_ids, outcome.finish == "length")
+        return self._read(prompt, outcome.token_ids, outcome.finish == "length")
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -137,5 +152,9 @@ class VLLM:
             self._vllm.SamplingParams(seed=prompt.seed % 2**31, **self._options)
             for prompt in prompts
         ]
-        done = [output.outputs[0] for output in self._llm.generate(asked, params)]
-        yield {k: self._read(o.token_ids, o.finish_reason == "length") for k, o in enumerate(done)}
+        found = {}
+        for k, output in enumerate(self._llm.generate(asked, params)):
+            done = output.outputs[0]
+            is_cut = done.finish_reason == "length"
+            found[k] = self._read(prompts[k], done.token_ids, is_cut)
+        yield found

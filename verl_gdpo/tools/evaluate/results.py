@@ -268,6 +268,7 @@ def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]
             else f"{source}/{question.category}",
             "response_tokens": tokens,
             "trained_tokens": tokens,
+            "as_scored": None if answer is None else answer.response.for_dump(answer.text),
             "rewards": scores,
             "advantage": None,
             "is_padding": False,

@@ -13,12 +13,20 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
+from verl_gdpo.scoring.response import arguments_for
 from verl_gdpo.tasks import Task, options_for, options_of
 from verl_gdpo.tasks.preparation.local_files import read_rows
 from verl_gdpo.tasks.preparation.parquet import parquet_rows
 from verl_gdpo.tasks.preparation.schema import checked
 from verl_gdpo.tasks.preparation.sources import WEAK, sources_of
-from verl_gdpo.tools.evaluate.benchmark import Benchmark, Question, ScoreColumn, Scores, ask_once
+from verl_gdpo.tools.evaluate.benchmark import (
+    Answer,
+    Benchmark,
+    Question,
+    ScoreColumn,
+    Scores,
+    ask_once,
+)
 
 # {column: function of the rewards}, which is None where a reward does not apply to the row
 Shown = Mapping[str, Callable[[Mapping[str, Any]], float | None]]
@@ -33,7 +41,7 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
     """
     chosen = _scorer(options, task)
     task.missing(**chosen)
-    score = partial(task.score, step=options.step, **chosen)
+    score = partial(_rewards, task, step=options.step, **chosen)
     made: list[Question] = []
     paths, shown = _files(options, task), _shown(task)
     for path in paths:
@@ -49,13 +57,19 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
     return made
 
 
+def _rewards(task: Task, answer: Answer, truth: str, **options: Any) -> Mapping[str, Any]:
+    """Return the rewards of an answer, of which the task scores what it scores in training."""
+    text, told = arguments_for(task, answer.response)
+    return task.score(text, truth, response_tokens=answer.tokens, **told, **options)
+
+
 def _question(
     row: Mapping[str, Any], name: str, number: int, score: Callable[..., Any], shown: Shown
 ) -> Question:
     truth = row["reward_model"]["ground_truth"]
 
-    def of_answer(text: str, tokens: int) -> Scores:
-        rewards = score(text, truth, response_tokens=tokens)
+    def of_answer(answer: Answer) -> Scores:
+        rewards = score(answer, truth)
         scores = {column: read(rewards) for column, read in shown.items()}
         return {column: score for column, score in scores.items() if score is not None}
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from verl_gdpo.tools.evaluate.benchmark import (
+    Answer,
     Benchmark,
     Episode,
     Messages,
@@ -60,13 +61,14 @@ def question(row: PackageRow) -> Question:
     return Question(row["key"], row["category"], start, json.dumps(gold, ensure_ascii=False))
 
 
-def _score(row: PackageRow, text: str, _tokens: int) -> Scores:
+def _score(row: PackageRow, answer: Answer) -> Scores:
     """Return the scores of an answer.
 
     format: 1 if it has one of the three forms.
     accuracy: 1 if the package's checker accepts its calls.
     accuracy_after_thought: the same, without calls within `<think>`, which ToolRL takes too.
     """
+    text = answer.text
     calls = form.calls(text, multi_turn=False)
     later = form.calls(form.without_thought(text), multi_turn=False)
     right = _is_right(row, calls)
