@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_gdpo.tasks.tool_rl import score as tool_rl
+from verl_gdpo.tasks.tool_rl.call_formats import CALL_FORMATS
 from verl_gdpo.tasks.tool_rl.score import score
 
 THINK = "<think> I use the tool. </think>"
@@ -385,3 +386,17 @@ def test_the_format_where_the_prompt_has_closed_the_thought(gold):
         assert score(response, gold, closed_thought=True)["format"] == 0.0, response
         correctness = score(response, gold)["correctness"]
         assert score(response, gold, closed_thought=True)["correctness"] == correctness
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS)
+def test_a_closed_thought_in_each_format_of_calls(call_format):
+    good = tool_rl.TASK.good_response_of(TOOL_GOLD, {"call_format": call_format})
+    blocks = good.removeprefix(THINK).removeprefix("\n")
+    for text, closed, form in (
+        (good, False, 1),
+        (blocks, True, 1),
+        (good, True, 0),
+        (blocks, False, 0),
+    ):
+        rewards = score(text, TOOL_GOLD, call_format=call_format, closed_thought=closed)
+        assert rewards == {"format": form, "correctness": 3.0}

@@ -54,20 +54,15 @@ from verl_gdpo.scoring.function_list import (
 )
 from verl_gdpo.scoring.limits import Limiter, check_limits
 from verl_gdpo.scoring.response import (
+    PARTS,
     Response,
     ResponseReader,
     arguments_for,
+    parts_taken_by,
     runs_of,
     thought_tags,
 )
-from verl_gdpo.scoring.reward_functions import (
-    PARTS,
-    ROUTER,
-    ListedFunction,
-    parts_taken_by,
-    reward_functions,
-    score_with,
-)
+from verl_gdpo.scoring.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
 from verl_gdpo.scoring.scorer_calls import (
     NoAnswerError,
     Rows,

@@ -18,6 +18,7 @@ Text of the policy that nothing closes is thought if the prompt or the policy ha
 answer otherwise. A stop string that cuts the closing tag closes nothing.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.read_settings import plain
+from verl_gdpo.scoring.signatures import keywords_of
 from verl_gdpo.tasks import Task
 
 KEY = "reward.thought_tags"
+# What follows the thought, and the thought, as reward functions may take them.
+PARTS = ("answer_str", "reasoning_str")
 # The keyword of a task's scorer; see `Task.scores`.
 CLOSED_THOUGHT = "closed_thought"
 # White space, in tokens, that may stand around the tags at the end of a prompt.
@@ -58,9 +61,12 @@ def thought_tags(config: Any) -> tuple[Tags, ...]:
     Raises:
         ValueError: the key has no pairs of texts; the message says what to write.
     """
-    written = plain(OmegaConf.select(config, KEY))
+    written = OmegaConf.select(config, KEY)
     if written is None:
         return TAGS
+    # Not by `algorithm.read_settings`, which loads torch: `evaluate --help` should not wait for it.
+    if OmegaConf.is_config(written):
+        written = OmegaConf.to_container(written, resolve=True)
     if not isinstance(written, list) or not written or not all(map(_is_pair, written)):
         raise ValueError(
             f"{KEY}={written}: expected a list of pairs, an opening and a closing tag, which "
@@ -267,6 +273,19 @@ def arguments_for(task: Task, response: Response) -> tuple[str, dict[str, Any]]:
     if CLOSED_THOUGHT in inspect.signature(task.score).parameters:
         keywords[CLOSED_THOUGHT] = response.is_closed_in_prompt
     return text, keywords
+
+
+def parts_taken_by(function: Any) -> list[str]:
+    """Return which of `PARTS` a custom reward function names."""
+    # verl keeps the function of the user, and the options for it, as the first two arguments.
+    if isinstance(function, functools.partial) and function.args:
+        function = function.args[0]
+    try:
+        names, _ = keywords_of(function)
+    except (TypeError, ValueError):
+        # Some functions that are written in C tell nothing of their arguments.
+        return []
+    return [name for name in PARTS if name in names]
 
 
 def runs_of(mask: Iterable[int]) -> list[int]:

@@ -38,8 +38,9 @@ from verl_gdpo.scoring.function_list import (
 from verl_gdpo.scoring.judge import Judge
 from verl_gdpo.scoring.limits import AllStuckError
 from verl_gdpo.scoring.own_copy import own_copy
-from verl_gdpo.scoring.response import arguments_for
+from verl_gdpo.scoring.response import PARTS, arguments_for
 from verl_gdpo.scoring.reward_file import load
+from verl_gdpo.scoring.signatures import keywords_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +48,8 @@ logger = logging.getLogger(__name__)
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 # With a reward model, verl gives these too.
 ROUTER = ("reward_router_address", "reward_model_tokenizer")
-# We add what follows the thought, the thought, the messages, and what awaits a request within the
-# limits.
-PARTS = ("answer_str", "reasoning_str")
+# We add thought and answer, the messages, and what awaits a request within the limits.
 OURS = (*PARTS, "prompt", "within_limits")
-BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 RESERVED_TEXT = ", ".join(RESERVED)
 
 
@@ -302,26 +300,6 @@ def module_with(where: str, path: str, name: str) -> ModuleType:
         names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{where}.name={name}: {path} has no such function{hint(name, names)}")
     return module
-
-
-def keywords_of(function: Callable[..., Any]) -> tuple[set[str], bool]:
-    """Return the names of the keywords that a function takes, and whether it takes any other."""
-    parameters = inspect.signature(function).parameters.values()
-    names = {each.name for each in parameters if each.kind in BY_KEYWORD}
-    return names, any(each.kind is each.VAR_KEYWORD for each in parameters)
-
-
-def parts_taken_by(function: Any) -> list[str]:
-    """Return which of `PARTS` a custom reward function names."""
-    # verl keeps the function of the user, and the options for it, as the first two arguments.
-    if isinstance(function, functools.partial) and function.args:
-        function = function.args[0]
-    try:
-        names, _ = keywords_of(function)
-    except (TypeError, ValueError):
-        # Some functions that are written in C tell nothing of their arguments.
-        return []
-    return [name for name in PARTS if name in names]
 
 
 def _check_signature(

@@ -32,9 +32,8 @@ from typing import Any
 
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.values import is_number
-from verl_gdpo.scoring.response import Response, arguments_for
+from verl_gdpo.scoring.response import Response, arguments_for, parts_taken_by
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX, load
-from verl_gdpo.scoring.reward_functions import parts_taken_by
 from verl_gdpo.tasks import TASKS, Task
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
