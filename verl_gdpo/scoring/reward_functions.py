@@ -50,6 +50,9 @@ ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 ROUTER = ("reward_router_address", "reward_model_tokenizer")
 # We add thought and answer, the messages, and what awaits a request within the limits.
 OURS = (*PARTS, "prompt", "within_limits")
+# A function with `**kwargs` may hand them on, so it gets none of ours, alone or of a group.
+NOT_OF_VERL = {*OURS, OF_GROUP, OF_RESPONSE}
+NOT_OF_VERL.update(PLURAL[name] for name in PARTS)
 RESERVED_TEXT = ", ".join(RESERVED)
 
 
@@ -139,8 +142,7 @@ class ListedFunction:
         else:
             names, takes_all = keywords_of(self.function)
             if takes_all:
-                # A function with `**kwargs` may hand them on, so it gets no more than verl gives.
-                names |= row.keys() - set(OURS) - {OF_GROUP, OF_RESPONSE}
+                names |= row.keys() - NOT_OF_VERL
             taken = {name: row[name] for name in names if name in row}
         if is_shared:
             taken = own_copy(taken)

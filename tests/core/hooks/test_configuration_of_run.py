@@ -350,8 +350,8 @@ def test_options_of_one_scorer_do_not_concern_another(monkeypatch):
     assert options_for("rlla", both) == {"max_correctness": 2, "lenght": True}
     assert mistakes_of_options(both, ["gsm", "rlla", "verl's"]) == [
         "reward.reward_kwargs.lenght: no scorer of the training rows takes it (rows of 'gsm' take "
-        "['strict']; rows of 'rlla' take ['max_correctness']). Remove it; on the command "
-        "line, ~reward.reward_kwargs.lenght"
+        "['strict']; rows of 'rlla' take ['max_correctness', 'call_format']). Remove it; on the "
+        "command line, ~reward.reward_kwargs.lenght"
     ]
     for sources in (["gsm"], ["verl's"], []):
         (mistake,) = mistakes_of_options({"max_correctness": 2}, sources)

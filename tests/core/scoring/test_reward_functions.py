@@ -432,6 +432,10 @@ def of_group(answer_strs, reasoning_strs):
 def of_verl(data_source, solution_str, ground_truth, extra_info, **others):
     seen.append(sorted(others))
     return 1.0
+
+def of_verls_group(solution_strs, extra_infos, **others):
+    seen.append(sorted(others))
+    return [1.0] * len(solution_strs)
 """
 
 
@@ -439,15 +443,15 @@ def test_functions_may_take_the_thought_and_the_answer(tmp_path):
     path = str(tmp_path / "parts.py")
     (tmp_path / "parts.py").write_text(PARTS)
     entries = {}
-    for name in ("of_row", "of_group", "of_verl"):
-        entries[name] = {"path": path, "name": name, "group": name == "of_group"}
+    for name in ("of_row", "of_group", "of_verl", "of_verls_group"):
+        entries[name] = {"path": path, "name": name, "group": name.endswith("group")}
     manager = manager_of(config_of(entries))
     scored(manager, "a </think> 4", prompt="<think>")
     seen = sys.modules[manager.functions[0].function.__module__].seen
     assert ("a </think> 4", "a", "4") in seen
     assert (["a"], ["4"]) in seen
     # Nothing of ours goes to a function that hands all on.
-    assert [] in seen and len(seen) == 3
+    assert [] in seen and ["data_source", "ground_truth"] in seen and len(seen) == 4
 
 
 def test_a_task_of_the_list_scores_as_its_record_says():
