@@ -509,7 +509,10 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
 
 
 def _prompt_ids(row: Any) -> list[int]:
-    """Return the tokens of a row's prompt, without padding."""
+    """Return the tokens of a row's prompt, without padding; none where nobody sent them."""
+    # verl's own managers read no prompt, so an agent loop worker of the user's may send none.
+    if "prompts" not in row.batch:
+        return []
     prompt_ids = row.batch["prompts"]
     length = row.non_tensor_batch.get("prompt_len")
     if length is None:

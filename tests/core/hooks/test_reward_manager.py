@@ -847,3 +847,12 @@ def test_a_scorer_that_hangs_is_named(monkeypatch, as_scorer):
 
     assert score(manager(as_scorer(wait)), "x")["reward_score"] == 1.0
     assert "prompt uid u-1, data_source 'rlla', extra_info.index 17" in warnings[0]
+
+
+def test_a_row_without_its_prompt_is_scored():
+    """verl's own managers read no prompt, so an agent loop worker of the user's may send none."""
+    row = row_of("a </think> 4")
+    row.batch.pop("prompts")
+    scoring = manager(lambda answer_str, **_: float(answer_str))
+    result = scoring.loop.run_until_complete(scoring.run_single(row))
+    assert result["reward_score"] == 4.0
