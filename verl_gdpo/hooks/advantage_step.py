@@ -88,7 +88,7 @@ class AdvantageStep:
 
         This comes before the first look at the rewards, which dropped samples are no part of.
         """
-        # Only the reward manager of a run with a list of functions leaves notes.
+        # Lists of functions leave notes, and tasks whose scorer fills them in.
         if NOTES_KEY not in self.rows.columns:
             return
         self.rows = drop_failed(self.rows, self.settings.min_group)

@@ -19,7 +19,6 @@ answer otherwise. A stop string that cuts the closing tag closes nothing.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -270,7 +269,8 @@ def arguments_for(task: Task, response: Response) -> tuple[str, dict[str, Any]]:
     if task.scores == "answer":
         text = response.answer
     keywords = {}
-    if CLOSED_THOUGHT in inspect.signature(task.score).parameters:
+    taken, _ = keywords_of(task.score)
+    if CLOSED_THOUGHT in taken:
         keywords[CLOSED_THOUGHT] = response.is_closed_in_prompt
     return text, keywords
 
