@@ -127,7 +127,7 @@ class BufferRecord:
     metric: FilterMetric | None = None  # None: no rule filters groups
     step: int | None = None
     samples: int = 1  # of a batch
-    busy: set[str] = field(default_factory=set)  # see `extend.py`
+    busy: set[tuple[str, str]] = field(default_factory=set)  # see `extend.py`
     # of the samples that the filter looked at since the last batch
     notes: list[Mapping[str, float]] = field(default_factory=list)
 

@@ -82,7 +82,7 @@ class TrainerRecord:
     is_dumping_rollouts: bool = False
     queue_actors: dict[str, Any] = field(default_factory=dict)  # of V1
     ended_by: Exception | None = None  # of the rollouter of fully_async_policy
-    busy: set[str] = field(default_factory=set)  # see `extend.py`
+    busy: set[tuple[str, str]] = field(default_factory=set)  # see `extend.py`
 
     @classmethod
     def of(cls, config: Any) -> "TrainerRecord | None":
