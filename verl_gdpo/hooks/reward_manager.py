@@ -417,6 +417,9 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             "response_tokens": length,
             "generated_tokens": generated_tokens,
         }
+        # verl's own managers find it under this name in the `meta_info` of a batch; a column of
+        # the rows goes first.
+        extra_info.setdefault("validate", extra_info["is_validation"])
         extra_info.pop(MASK_RUNS, None)
         return extra_info
 

@@ -562,6 +562,17 @@ def test_validation_of_any_verl_averages_what_is_present():
     assert not found.get("b")
 
 
+def test_validation_has_the_best_and_the_worst_of_each_reward():
+    """A None is no 0 there either: the best of the two samples that have `b` is 3, the worst 2."""
+    infos = {"reward": [1.0, 0.0, 4.0], "a": [0.0, 1.0, 1.0], "b": [None, 2.0, 3.0]}
+    infos["pred"] = ["x", "y", "y"]
+    found = ray_trainer.process_validation_metrics(["s"] * 3, ["u"] * 3, infos)["s"]
+    for name in ("reward", "a"):
+        assert {"mean@3", "best@2/mean", "worst@3/mean", "maj@3/mean"} <= found[name].keys()
+    assert 2 < found["b"]["worst@2/mean"] < found["b"]["best@2/mean"] < 3
+    assert "best@3/mean" not in found["b"]
+
+
 def of_0_9_0(data_sources, sample_uids, infos_dict, seed=42):
     return "verl's own"
 

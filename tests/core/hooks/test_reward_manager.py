@@ -263,6 +263,7 @@ def test_a_custom_function_comes_first_and_gets_what_verl_gives_it(fields, given
     assert all(type(value) is float for value in result["reward_extra_info"].values())
     ours = {"response": "hello", "experiment_name": "qwen-run", "response_tokens": 6}
     ours |= {"generated_tokens": 6, "tool_seconds": 0.0, "is_validation": False}
+    ours |= {"validate": False}
     assert seen == {**given, **ours}
 
 
@@ -669,6 +670,21 @@ def test_the_dump_knows_how_a_response_was_scored():
     of_validation = {"tool_extra_fields": {"is_validation": True}}
     info = score(manager(), "x</think>", prompt=OPENED, **of_validation)["reward_extra_info"]
     assert RESPONSE_KEY not in info
+
+
+def test_validation_has_the_name_that_verl_gives_it_too():
+    """A column of the rows that is called so stays."""
+
+    def scorer(extra_info, **_):
+        seen.append(extra_info["validate"])
+        return {"a": 1.0}
+
+    seen = []
+    of_validation = {"tool_extra_fields": {"is_validation": True}}
+    score(manager(scorer), "x", **of_validation)
+    score(manager(scorer), "x")
+    score(manager(scorer), "x", extra_info={"validate": "mine"}, **of_validation)
+    assert seen == [True, False, "mine"]
 
 
 def test_a_task_scores_the_answer_and_another_the_response(monkeypatch):
