@@ -151,6 +151,27 @@ def test_a_list_whose_functions_fail_or_are_never_called(check, tmp_path):
     assert "'short.er' is None" not in output
 
 
+def test_functions_of_a_validation_are_tried_on_its_rows(check, tmp_path):
+    path = tmp_path / "listed.py"
+    path.write_text(LISTED)
+    key = "+reward.reward_functions"
+    entry = f"path:'{path}',name:short"
+    both = f"{key}={{x:{{{entry}%s}},y:{{{entry}%s}}}}"
+    code, output, _ = check(both % (",validation:never", ",validation:only"))
+    assert code == 0
+    _, shown = output.split("\nvalidation, data_source")
+    validation, training = shown.split("\ndata_source")
+    assert cells(training, "x") == ["1", "0.000", "1.000"]
+    assert cells(validation, "y") == ["1", "0.000", "1.000"]
+    assert "\ny " not in training and "\nx " not in validation
+    # A failure in a validation would end the run as late as its first one.
+    fails = f"{key}={{x:{{{entry}}},y:{{path:'{path}',name:fails,validation:only}}}}"
+    code, _, errors = check(fails)
+    assert code == 1 and "KeyError: 'a bug'" in errors
+    code, _, errors = check(both % ("", ",validation:Only"))
+    assert code == 1 and "y.validation=Only: expected only or never" in errors
+
+
 def test_rewards_that_tell_nothing_apart_are_marked(check):
     code, output, _ = check(scorer="lengths")
     assert code == 0

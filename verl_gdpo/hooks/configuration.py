@@ -15,13 +15,19 @@ from verl_gdpo.algorithm.values import RowNames
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
 from verl_gdpo.scoring.function_list import (
+    NEVER,
+    ONLY,
     algorithm_of,
     ask_for_names,
     check_configured,
     check_entries,
     entries_of,
+    is_asked,
     names_of_entry,
     owner_of,
+    tells_validation_apart,
+    validates,
+    validation_settings,
 )
 from verl_gdpo.tasks import (
     TASK_BY_SOURCE,
@@ -103,6 +109,8 @@ def settings_of_run(
     # What follows from entries that are wrong themselves would only confuse.
     if not of_list:
         mistakes += _mistakes_of_list(config, settings, estimator)
+        with _noted(mistakes):
+            mistakes += _mistakes_of_validation(config, settings)
     # A run that has trained goes on, as an older version allowed what follows.
     if not is_recorded:
         if not of_list:
@@ -316,7 +324,8 @@ def _mistakes_of_list(config: Any, settings: GdpoSettings, estimator: str) -> It
                 f"{FUNCTIONS}.{name}.on_error={entry['on_error']}: {why}, so a sample without this "
                 "reward would count as a bad one. Set on_error=stop"
             )
-        if entry["rubric"] and settings.combine is not None:
+        is_trained = is_asked(entry, is_validation=False)
+        if entry["rubric"] and settings.combine is not None and is_trained:
             yield (
                 f"{FUNCTIONS}.{name}.rubric={entry['rubric']} with algorithm.gdpo.combine="
                 f"{settings.combine.name}: it takes the same rewards of all prompts. Leave one out"
@@ -333,6 +342,9 @@ def _why_no_failure_is_allowed(
 ) -> str:
     """Return why a function of the list may not fail as its `on_error` says; "" if it may."""
     entries = entries_of(config)
+    # In a validation, no estimator and no filter reads the rewards.
+    if not is_asked(entries[name], is_validation=False):
+        return ""
     on_error = entries[name]["on_error"]
     if on_error == "missing":
         if sums_first(estimator, settings):
@@ -346,6 +358,90 @@ def _why_no_failure_is_allowed(
     if on_error == "drop" and filters_groups and estimator != "gdpo":
         return "verl filters groups by all scores"
     return ""
+
+
+def _mistakes_of_validation(config: Any, settings: GdpoSettings) -> list[str]:
+    """Return what the training or a validation would lack by the key `validation` of the list.
+
+    Raises:
+        SettingsError: see `validation_settings`.
+    """
+    entries = entries_of(config)
+    if not tells_validation_apart(config):
+        return []
+    mistakes = []
+    if not any(is_asked(entry, is_validation=False) for entry in entries.values()):
+        mistakes.append(
+            f"{FUNCTIONS}: all of {list(entries)} have validation={ONLY}, so nothing would be "
+            "trained. Add a function without the key"
+        )
+    for name in settings.names:
+        owner = owner_of(name, entries)
+        if owner is not None and not is_asked(entries[owner], is_validation=False):
+            mistakes.append(
+                f"{FUNCTIONS}.{owner}.validation={ONLY}: {REWARDS} names {name!r}, which no sample "
+                f"of the training would have. Leave out the key, or {name!r} there"
+            )
+    for name, term in settings.terms.items():
+        if term.when is None or not _is_scored_in_validation(name, entries):
+            continue
+        read = term.when.reward
+        if not _is_scored_in_validation(read, entries):
+            mistakes.append(
+                f"{FUNCTIONS}.{owner_of(read, entries)}.validation={NEVER}: {REWARDS}.{name}.when "
+                f"reads {read!r}, so no sample of a validation would meet the condition. Leave out "
+                "the key"
+            )
+    for name, entry in entries.items():
+        if entry["validation"] == ONLY:
+            mistakes += _mistakes_of_names_in_validation(name, entry, settings)
+    in_validation = validation_settings(config, settings)
+    if not mistakes and validates(config) and not _has_score(entries, in_validation):
+        mistakes.append(
+            f"{FUNCTIONS}: the rewards of the training have validation={NEVER}, so each sample of "
+            f"a validation would have the score 0. Add a function with validation={ONLY}, or do "
+            "not validate: trainer.test_freq=-1 trainer.val_before_train=False"
+        )
+    return mistakes
+
+
+def _is_scored_in_validation(reward: str, entries: Mapping[str, Any]) -> bool:
+    """Return whether samples of a validation have a reward, as far as the list tells."""
+    owner = owner_of(reward, entries)
+    return owner is None or is_asked(entries[owner], is_validation=True)
+
+
+def _mistakes_of_names_in_validation(
+    name: str, entry: Mapping[str, Any], settings: GdpoSettings
+) -> Iterator[str]:
+    """Yield what is not known of the rewards of a function that scores a validation only."""
+    where = f"{FUNCTIONS}.{name}"
+    if settings.rewards is None:
+        if "weight" in entry:
+            yield (
+                f"{where}.weight={entry['weight']} with validation={ONLY}: no function of the "
+                "training has a weight, so each reward counts once. Give those their weights too, "
+                "or leave it out"
+            )
+    elif names_of_entry(name, entry) is None:
+        # No step of the training calls it, so a wrong guess would be found late.
+        yield (
+            f"{where}.validation={ONLY}: other rewards have weights, and nothing tells which "
+            f"rewards it returns. If it returns a number, write +{where}.rewards=number; if it "
+            f"returns a dict, its keys: +{where}.rewards=[KEY,KEY]"
+        )
+
+
+def _has_score(entries: Mapping[str, Any], in_validation: GdpoSettings) -> bool:
+    """Return whether samples of a validation have a reward that counts in their score.
+
+    Args:
+        in_validation: see `validation_settings`.
+    """
+    if in_validation.rewards is not None:
+        return any(term.is_used for term in in_validation.terms.values())
+    # Each number that is returned counts.
+    return any(is_asked(entry, is_validation=True) for entry in entries.values())
 
 
 def _mistakes_of_listed_names(config: Any, settings: GdpoSettings, *, are_known: bool) -> list[str]:

@@ -77,7 +77,7 @@ def check_run(config: Any, runner: Any) -> None:
         thought_tags(config)
         validated = sources_in(config, "val_files")
         if trained is not None and validated is not None:
-            check_sources(config, trained | validated)  # the trainer logs its warnings
+            check_sources(config, trained, validated)  # the trainer logs its warnings
     if run_keys.HANG_MINUTES in config.trainer:
         run_keys.hang_seconds(config.trainer[run_keys.HANG_MINUTES])
 

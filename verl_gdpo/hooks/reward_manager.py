@@ -22,7 +22,7 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl_gdpo.algorithm.matrix import not_the_sum, rewards_among, terms_among
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rubrics import Rubric
-from verl_gdpo.algorithm.settings import WeightedSum
+from verl_gdpo.algorithm.settings import GdpoSettings, WeightedSum
 from verl_gdpo.algorithm.values import (
     ERROR_KEY,
     NOTES_KEY,
@@ -39,7 +39,7 @@ from verl_gdpo.algorithm.values import (
     value_or_error,
 )
 from verl_gdpo.algorithm.zero import is_the_sum
-from verl_gdpo.hooks.agent_loop import MASK_RUNS
+from verl_gdpo.hooks.agent_loop import IS_VALIDATION, MASK_RUNS
 from verl_gdpo.hooks.configuration import has_own_scorer, row_names
 from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.shared_limits import counter_of_run
@@ -49,8 +49,11 @@ from verl_gdpo.scoring.function_list import (
     OF_RESPONSE,
     algorithm_of,
     entries_of,
+    is_asked,
     is_limited,
     task_of_entry,
+    tells_validation_apart,
+    validation_settings,
 )
 from verl_gdpo.scoring.limits import Limiter, check_limits
 from verl_gdpo.scoring.response import (
@@ -130,6 +133,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         raise_refusals()
         super().__init__(config, tokenizer, compute_score)
         self.settings = read_settings(algorithm_of(config))
+        self._validation_settings = validation_settings(config, self.settings)
+        self._tells_validation_apart = tells_validation_apart(config)
         self.is_custom = has_own_scorer(config)
         self.functions = reward_functions(config)
         self.limiter = Limiter(check_limits(config), counter_of_run)
@@ -209,8 +214,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         # A cancellation by verl is no Exception, and passes.
         try:
             result = await self._score(fields, group, place)
-            step = fields.get("global_steps")
-            checked = call(self._checked, result, fields["data_source"], step)
+            checked = call(self._checked, result, fields)
             if self._dumps:
                 checked["reward_extra_info"].update(_for_dump(await group.rows[place]))
             return checked
@@ -282,7 +286,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             step = fields.get("global_steps")
             return await self._score_by_task(source.task, source.options, row, step, label)
         if self.functions:
-            return await self._score_by_list(row, group, place, label)
+            return await self._score_by_list(row, fields, group, place, label)
         return await self._score_by_function(row, label)
 
     async def _score_by_task(
@@ -317,12 +321,23 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         return {**result, NOTES_KEY: notes.numbers()}
 
     async def _score_by_list(
-        self, row: Mapping[str, Any], group: Rows, place: int, label: str
+        self,
+        row: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        group: Rows,
+        place: int,
+        label: str,
     ) -> dict[str, Any]:
         """Score a row by the functions of `reward.reward_functions`; some take its whole group."""
         run = functools.partial(self._run_listed, label)
         of_group = functools.partial(group.result, place)
-        return await score_with(self.functions, run, {**row, OF_GROUP: of_group})
+        functions = self.functions
+        if self._tells_validation_apart:
+            is_validation = _is_of_validation(fields)
+            functions = [
+                each for each in functions if is_asked(each.entry, is_validation=is_validation)
+            ]
+        return await score_with(functions, run, {**row, OF_GROUP: of_group})
 
     async def _score_by_function(self, row: Mapping[str, Any], label: str) -> Any:
         """Score a row by the function of `reward.custom_reward_function`, or else by verl's own."""
@@ -423,23 +438,26 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         extra_info.pop(MASK_RUNS, None)
         return extra_info
 
-    def _checked(self, result: Any, data_source: str, step: int | None) -> dict[str, Any]:
+    def _checked(self, result: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result for verl: the rewards as finite floats, and their weighted sum.
 
         Raises:
             ValueError: a reward is missing, is not a finite number, or contradicts the `score`.
         """
-        info = self._named(result, data_source)
+        info = self._named(result, fields["data_source"])
+        settings = self.settings
+        if self._tells_validation_apart and _is_of_validation(fields):
+            settings = self._validation_settings
         # Without names in the configuration, each number that a scorer returns is a reward.
-        are_named = self.settings.rewards is not None
+        are_named = settings.rewards is not None
         if not are_named and _is_lone_score(info):
             info["acc"] = info["score"]
-        terms = self._terms_of(info)
+        terms = self._terms_of(info, settings)
         for name in terms.names:
             info[name] = value_or_error(info[name], f"reward {name!r} ")
         if not are_named and self.is_custom:
             _check_sum(info, terms)
-        score = terms.score(info, step)
+        score = terms.score(info, fields.get("global_steps"))
         value_or_error(score, "the weighted sum of the rewards ")
         # Values that Ray cannot send would fail the session, and the trainer would not notice.
         plain = {name: as_json(value, name) for name, value in info.items()}
@@ -472,7 +490,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             return info
         return names.named(info)
 
-    def _terms_of(self, info: Mapping[str, Any]) -> WeightedSum:
+    def _terms_of(self, info: Mapping[str, Any], settings: GdpoSettings) -> WeightedSum:
         """Return the weighted sum over the rewards of a row.
 
         Raises:
@@ -480,11 +498,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """
         # What is a reward is decided as the trainer will decide it for the batch: this row is one.
         columns = {name: [value] for name, value in info.items()}
-        if self.settings.rewards is not None:
-            return terms_among(columns, self.settings)
+        if settings.rewards is not None:
+            return terms_among(columns, settings)
         if not rewards_among(columns):
             raise ValueError(f"the scorer returned no number: {reprlib.repr(info)}")
-        terms = terms_among(columns, self.settings)
+        terms = terms_among(columns, settings)
         self._say_what_is_dropped({name: info[name] for name in info if name not in terms})
         return terms
 
@@ -538,6 +556,21 @@ def _mask_runs(row: Any, length: int) -> Sequence[int] | None:
     if runs is None and "response_mask" in row.batch:
         runs = runs_of(row.batch["response_mask"][:length].tolist())
     return runs
+
+
+def _is_of_validation(fields: Mapping[str, Any]) -> bool:
+    """Return whether a row is one of a validation.
+
+    Raises:
+        ValueError: nobody has said so.
+    """
+    of_loop = fields.get("tool_extra_fields") or {}
+    if IS_VALIDATION not in of_loop:
+        raise ValueError(
+            f"{KEY}.NAME.validation: the sample came without {IS_VALIDATION!r}, which only verl's "
+            "agent loop workers send. Leave out the key, or agent_loop_manager_class"
+        )
+    return bool(of_loop[IS_VALIDATION])
 
 
 def _for_dump(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,14 +143,15 @@ class TrainerRecord:
 
     def _check_listed_sources(self, trainer: Any) -> None:
         """Compare the `sources` of the list with the rows; see `check_sources`."""
-        sources: set[str] = set()
+        sources = []
         for dataset in (trainer.train_dataset, trainer.val_dataset):
             rows = scored_rows(dataset)
             # Rows that cannot be looked at may have any source.
             if rows is None:
                 return
-            sources.update(map(str, rows.unique("data_source")))
-        for warning in check_sources(trainer.config, sources):
+            sources.append(set(map(str, rows.unique("data_source"))))
+        trained, validated = sources
+        for warning in check_sources(trainer.config, trained, validated):
             logger.warning("verl-gdpo: %s", warning)
 
     def keep(self, trainer: Any, step: AdvantageStep, lengths: Sequence[int]) -> dict[str, float]:

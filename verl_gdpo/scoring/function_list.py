@@ -5,12 +5,13 @@ The functions themselves are in `reward_functions.py`.
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, read_settings
-from verl_gdpo.algorithm.settings import SettingsError, hint
+from verl_gdpo.algorithm.settings import GdpoSettings, SettingsError, hint
 from verl_gdpo.algorithm.values import check_name
 from verl_gdpo.tasks import TASKS, Task, TaskError, options_of
 
@@ -26,10 +27,14 @@ DEFAULTS = {
     "rubric": False,
     "group": False,
     "limited": False,
+    "validation": None,
 }
 # All other keys of an entry are options of its function.
 RESERVED = KINDS + tuple(DEFAULTS) + ("weight",)
 ON_ERROR = ("stop", "missing", "drop")
+# A function scores the rows of a validation only, or never. With None it scores all rows.
+ONLY = "only"
+NEVER = "never"
 # It stands between the name of a function and a key of the dict that the function returns.
 JOINT = "__"
 # The value of the key `rewards` for a function that returns one number.
@@ -101,6 +106,11 @@ def check_entry(name: str, entry: Mapping[str, Any]) -> None:
     if entry["on_error"] not in ON_ERROR:
         expected = f"expected one of {', '.join(ON_ERROR)}"
         raise ValueError(f"{where}.on_error={entry['on_error']}: {expected}")
+    if entry["validation"] not in (None, ONLY, NEVER):
+        raise ValueError(
+            f"{where}.validation={entry['validation']}: expected {ONLY} or {NEVER}. Without the "
+            "key, the function scores the rows of training and validation"
+        )
     # One weight for the whole rubric has the name of the entry, which is "" here.
     if entry["rubric"] and "" not in weights_of_entry("", entry):
         raise ValueError(
@@ -237,9 +247,34 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     return dict.fromkeys(names, weight)
 
 
+def is_asked(entry: Mapping[str, Any], *, is_validation: bool) -> bool:
+    """Return whether a function scores rows of a validation, or of the training."""
+    if is_validation:
+        return bool(entry["validation"] != NEVER)
+    return bool(entry["validation"] != ONLY)
+
+
+def tells_validation_apart(config: Any) -> bool:
+    """Return whether a validation has other functions than the training."""
+    return any(entry["validation"] is not None for entry in entries_of(config).values())
+
+
+def validates(config: Any) -> bool:
+    """Return whether the run has a validation."""
+    is_first = OmegaConf.select(config, "trainer.val_before_train", default=True)
+    frequency = OmegaConf.select(config, "trainer.test_freq", default=-1)
+    return bool(is_first or frequency > 0)
+
+
 def has_weights(config: Any) -> bool:
-    """Return whether the list says what its rewards weigh; then no other number is a reward."""
-    return any("weight" in entry for entry in entries_of(config).values())
+    """Return whether the list says what its rewards weigh; then no other number is a reward.
+
+    The weight of a function that scores a validation only says nothing of the training.
+    """
+    for entry in entries_of(config).values():
+        if "weight" in entry and is_asked(entry, is_validation=False):
+            return True
+    return False
 
 
 def owner_of(reward: str, names: Iterable[str]) -> str | None:
@@ -313,22 +348,36 @@ def check_configured(config: Any, configured: Iterable[str]) -> None:
         raise SettingsError(mistakes)
 
 
-def check_sources(config: Any, sources: Iterable[str]) -> list[str]:
+def check_sources(config: Any, trained: Iterable[str], validated: Iterable[str]) -> list[str]:
     """Return a warning for each entry of `sources` that no row has.
 
     Args:
-        sources: the data sources of all training and validation rows.
+        trained: the data sources of all training rows.
+        validated: those of all validation rows.
 
     Raises:
-        ValueError: no row has any of the sources of a function, so it would never be called.
+        ValueError: no row has any of the sources of a function, so it would never be called, or
+            the key `validation` leaves rows of a source without a function.
     """
-    known = sorted(sources)
+    trained = set(trained)
+    validated = set(validated)
+    _check_each_source_is_scored(config, trained, is_validation=False)
+    if validates(config):
+        _check_each_source_is_scored(config, validated, is_validation=True)
     warnings = []
     for name, entry in entries_of(config).items():
         listed = entry["sources"]
         if not listed:
             # The function scores the rows of all sources or, where it is silenced, of none.
             continue
+        rows = "training or validation row"
+        known = sorted(trained | validated)
+        if entry["validation"] == ONLY:
+            rows = "validation row"
+            known = sorted(validated)
+        elif entry["validation"] == NEVER:
+            rows = "training row"
+            known = sorted(trained)
         unknown = [source for source in listed if source not in known]
         if not unknown:
             continue
@@ -337,12 +386,37 @@ def check_sources(config: Any, sources: Iterable[str]) -> list[str]:
         # One list may serve several data sets, so a single source that no row has is allowed.
         if len(unknown) == len(listed):
             raise ValueError(
-                f"{where}: no training or validation row has such a data_source{closest}. The "
+                f"{where}: no {rows} has such a data_source{closest}. The "
                 "function would never be called; correct the list, or leave the function out"
             )
         for source in unknown:
             warnings.append(f"{where}: no row has data_source {source!r}{hint(source, known)}")
     return warnings
+
+
+def _check_each_source_is_scored(
+    config: Any, sources: Iterable[str], *, is_validation: bool
+) -> None:
+    """Raise ValueError if the key `validation` leaves rows of a data source without a function."""
+    # An agent loop of the user's may score its rows itself.
+    if OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_config_path"):
+        return
+    entries = entries_of(config)
+    for source in sorted(sources):
+        scoring = [name for name, entry in entries.items() if scores_source(entry, source)]
+        asked = [name for name in scoring if is_asked(entries[name], is_validation=is_validation)]
+        if scoring and not asked:
+            rows = "validation" if is_validation else "training"
+            value = NEVER if is_validation else ONLY
+            raise ValueError(
+                f"{KEY}: no function scores the {rows} rows of data_source {source!r}, because "
+                f"{scoring} have validation={value}. Add a function for them"
+            )
+
+
+def scores_source(entry: Mapping[str, Any], data_source: str) -> bool:
+    """Return whether a function scores rows of a data source."""
+    return entry["sources"] is None or data_source in entry["sources"]
 
 
 def refuse_without_v1(config: Any) -> None:
@@ -379,7 +453,8 @@ def silence(config: Any, names: Iterable[str]) -> None:
 def algorithm_of(config: Any) -> Any:
     """Return verl's block `algorithm`, with the weights of the list as `algorithm.gdpo.rewards`.
 
-    Without any weight in the list, all numbers that are returned are rewards, as ever.
+    Those of functions that score a validation only are left out. Without any weight in the list,
+    all numbers that are returned are rewards, as ever.
 
     Raises:
         ValueError: the weights stand in both places, and differ.
@@ -388,7 +463,8 @@ def algorithm_of(config: Any) -> Any:
         return config.algorithm
     weights: dict[str, Any] = {}
     for name, entry in entries_of(config).items():
-        weights.update(weights_of_entry(name, entry))
+        if is_asked(entry, is_validation=False):
+            weights.update(weights_of_entry(name, entry))
     written = plain(OmegaConf.select(config, REWARDS))
     # Equal weights in both places contradict nothing.
     if written and written != weights:
@@ -405,3 +481,33 @@ def algorithm_of(config: Any) -> Any:
     with_weights = {**block, "rewards": weights}
     OmegaConf.update(algorithm, "gdpo", with_weights, merge=False, force_add=True)
     return algorithm
+
+
+def validation_settings(config: Any, settings: GdpoSettings) -> GdpoSettings:
+    """Return the settings whose weighted sum is the score of a row of a validation.
+
+    They have the rewards of the training, without those of functions that never score a validation,
+    and those of functions that score nothing else.
+
+    Args:
+        settings: of the training.
+
+    Raises:
+        SettingsError: a weight cannot be.
+    """
+    # Without names, each number that is returned counts, and the functions there return their own.
+    if settings.rewards is None:
+        return settings
+    entries = entries_of(config)
+    rewards: dict[str, Any] = dict(settings.rewards)
+    for name, entry in entries.items():
+        if entry["validation"] == ONLY:
+            rewards.update(weights_of_entry(name, entry))
+    # The block is read as that of the training, with the same messages.
+    terms = read_settings({"gdpo": {"rewards": rewards}}).terms
+    kept = {}
+    for name, term in terms.items():
+        owner = owner_of(name, entries)
+        if owner is None or is_asked(entries[owner], is_validation=True):
+            kept[name] = term
+    return replace(settings, rewards=kept)

@@ -33,6 +33,7 @@ from verl_gdpo.scoring.function_list import (
     names_of_entry,
     options_of_entry,
     rewards_of_run,
+    scores_source,
     task_of_entry,
 )
 from verl_gdpo.scoring.judge import Judge
@@ -88,7 +89,7 @@ class ListedFunction:
         return "within_limits" in inspect.signature(self.function).parameters
 
     def scores(self, data_source: str) -> bool:
-        return self.entry["sources"] is None or data_source in self.entry["sources"]
+        return scores_source(self.entry, data_source)
 
     async def rewards(self, run: Run, row: Mapping[str, Any], is_shared: bool) -> dict[str, Any]:
         """Return {name: value} for a row, of which `row` has all that a function may take.

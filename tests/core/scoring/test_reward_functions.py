@@ -772,7 +772,7 @@ def test_sources_that_no_row_has(file, listed, told):
     refuses = pytest.raises(ValueError, match=told) if isinstance(told, str) else nullcontext()
     with refuses:
         where = f"reward.reward_functions.x.sources={listed}: "
-        assert check_sources(config, {"s", "math"}) == [where + each for each in told or []]
+        assert check_sources(config, {"s"}, {"math"}) == [where + each for each in told or []]
 
 
 def test_a_reward_that_a_step_lacks_is_one_line(caplog, monkeypatch):

@@ -38,6 +38,8 @@ class DataRow:
     label: str  # "row 5 of data/train.parquet"
     source: str
     fields: Mapping[str, Any]
+    # Whether it is scored as a row of a validation, which may have functions of its own.
+    is_validation: bool = False
 
     @property
     def truth(self) -> Any:

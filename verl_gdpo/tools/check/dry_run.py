@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from verl_gdpo.algorithm.read_settings import plain
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.values import ERROR_KEY, value_or_error
+from verl_gdpo.hooks.agent_loop import IS_VALIDATION
 from verl_gdpo.scoring import function_list
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import message_of
@@ -176,6 +177,9 @@ def _answers(
     async def score(place: int, sample: Sample) -> None:
         row, prompt = rows[sample.row].fields, config.data.prompt_key
         columns = {"raw_prompt": row[prompt], "uid": sample.uid, "global_steps": FIRST_STEP}
+        # As our part of verl's agent loop workers does, which runs with our manager alone.
+        if function_list.tells_validation_apart(config):
+            columns["tool_extra_fields"] = {IS_VALIDATION: rows[sample.row].is_validation}
         rollout = one_rollout([END], WORDS.encode(sample.response), row, **columns)
         try:
             arrived.put((place, await manager.run_single(rollout)))

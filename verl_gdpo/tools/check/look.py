@@ -3,7 +3,7 @@
 import argparse
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,15 +28,19 @@ from verl_gdpo.scoring.function_list import (
     KEY,
     check_sources,
     entries_of,
+    is_asked,
     limited_functions,
     owner_of,
+    scores_source,
     silence,
+    tells_validation_apart,
+    validation_settings,
 )
 from verl_gdpo.scoring.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import Output, data_files, machine, rules, verl_questions
-from verl_gdpo.tools.check.data_files import DataFile
+from verl_gdpo.tools.check.data_files import DataFile, DataRow
 from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
 from verl_gdpo.tools.run.attention import choose
 
@@ -66,10 +70,12 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     rows = sum(file.table.num_rows for file in training or [])
     steps = output.ask(machine.count_steps, config, rows) if rows else None
     output.say(steps[1] if steps else [])
-    sources = {s for file in (*(training or []), *(validation or [])) for s in file.sources}
+    trained = {source for file in training or [] for source in file.sources}
+    validated = {source for file in validation or [] for source in file.sources}
+    sources = trained | validated
     if training and validation:
         output.warn(data_files.shared_prompts, config, training, validation)
-        output.warn(check_sources, config, sources)
+        output.warn(check_sources, config, trained, validated)
     lacks = output.ask(machine.what_scorers_miss, config, sources)
     output.say(lacks, is_warning=True)
     plan = output.ask(make_plan, config, training or [])
@@ -166,7 +172,12 @@ def _try_rewards(
     options: argparse.Namespace,
 ) -> None:
     """Score made-up responses with the reward functions, and print the results."""
-    rows = data_files.pick_rows(training, validation, options.rows)
+    is_apart = tells_validation_apart(config)
+    rows = data_files.pick_rows(training, [] if is_apart else validation, options.rows)
+    of_validation: list[DataRow] = []
+    if is_apart and validation:
+        picked = data_files.pick_rows(validation, [], options.rows)
+        of_validation = [replace(row, is_validation=True) for row in picked]
     if not rows:
         output.say("there are no rows, so no reward was tried", is_warning=True)
         return
@@ -177,15 +188,14 @@ def _try_rewards(
         output.say(f"not called: {silent}, which may ask a service (--ask-judge)", is_warning=True)
     more = data_files.read_responses(options.responses, training) if options.responses else []
     if silent:
-        rows = [row for row in rows if _is_scored(row.source, config, silent)]
-        more = [
-            (row, text)
-            for row, text in more
-            if row is None or _is_scored(row.source, config, silent)
-        ]
+        rows = [row for row in rows if _is_scored(row, config, silent)]
+        of_validation = [row for row in of_validation if _is_scored(row, config, silent)]
+        more = [(row, text) for row, text in more if row is None or _is_scored(row, config, silent)]
         silence(config, silent)
-        if not rows:
-            return
+    if of_validation:
+        _try_rewards_of_validation(output, config, settings, of_validation, options)
+    if not rows:
+        return
     run = score_rows(config, rows, options.seconds, more)
     if run.problems and config.reward.reward_model.enable:
         remark = "without the reward model's server, no reward could be tried"
@@ -211,10 +221,32 @@ def _try_rewards(
     output.show("")
 
 
-def _is_scored(source: str, config: Any, silent: Collection[str]) -> bool:
-    """Return whether a function of the list that is not silent scores rows of a data source."""
+def _try_rewards_of_validation(
+    output: Output,
+    config: Any,
+    settings: GdpoSettings | None,
+    rows: Sequence[DataRow],
+    options: argparse.Namespace,
+) -> None:
+    """Score rows of a validation, where it has other functions than the training."""
+    run = score_rows(config, rows, options.seconds, [])
+    output.problems += run.problems
+    if run.problems:
+        return
+    output.say(f"{len(rows)} rows of the validation scored, with functions of their own")
+    output.say(_failures(run), is_warning=True)
+    if settings is not None:
+        tables = ScoreTables(run, validation_settings(config, settings))
+        for text in tables:
+            output.show(f"\nvalidation, {text}")
+
+
+def _is_scored(row: DataRow, config: Any, silent: Collection[str]) -> bool:
+    """Return whether a function of the list that is not silent scores a row."""
     for name, entry in entries_of(config).items():
-        if name not in silent and (entry["sources"] is None or source in entry["sources"]):
+        if name in silent or not is_asked(entry, is_validation=row.is_validation):
+            continue
+        if scores_source(entry, row.source):
             return True
     return False
 
