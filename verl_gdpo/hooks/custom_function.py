@@ -5,7 +5,8 @@ before the reward manager is made, takes pkg://MODULE for a module that is impor
 function's `reward_kwargs`.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -13,8 +14,9 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.refusal import names_gdpo
+from verl_gdpo.scoring.response import parts_taken_by
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX
-from verl_gdpo.scoring.reward_functions import module_with
+from verl_gdpo.scoring.reward_functions import ARGUMENTS, module_with
 
 KEY = "reward.custom_reward_function"
 
@@ -23,16 +25,37 @@ def load_custom_function(get_custom_reward_fn: Callable[[Any], Any], config: Any
     """Return verl's result with our module; without gdpo, verl loads the file.
 
     Raises:
-        ValueError: the file cannot be loaded, or has no such function.
+        ValueError: the file cannot be loaded, or has no function that can be called.
     """
     path = OmegaConf.select(config, f"{KEY}.path")
     if not path or not _is_with_gdpo(config):
         return get_custom_reward_fn(config)
-    module = module_with(KEY, path, config.reward.custom_reward_function.name)
+    name = config.reward.custom_reward_function.name
+    module = module_with(KEY, path, name)
+    options = config.reward.custom_reward_function.get("reward_kwargs") or {}
+    _check_signature(f"{KEY}.name={name}", getattr(module, name), options)
     # Of a module that is imported already, verl takes the function, and adds the options.
     imported = deepcopy(config)
     imported.reward.custom_reward_function.path = f"{PACKAGE_PREFIX}{module.__name__}"
     return get_custom_reward_fn(imported)
+
+
+def _check_signature(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise ValueError for a function that does not take what verl calls it with."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # Some functions that are written in C tell nothing of their arguments.
+        return
+    names = [*ARGUMENTS, *options, *parts_taken_by(function)]
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        given = "".join(f", {name}" for name in options)
+        raise ValueError(
+            f"{where}: {error}; it takes {signature}. verl calls it with the keywords "
+            f"{', '.join(ARGUMENTS)}{given}: write compute_score({', '.join(ARGUMENTS)}, **kwargs)"
+        ) from error
 
 
 def _is_with_gdpo(config: Any) -> bool:

@@ -474,6 +474,11 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         returned: Mapping[Any, Any] = {"acc": result}
         if isinstance(result, Mapping):
             returned = result
+        elif not is_number(result):
+            raise ValueError(
+                f"the scorer returned {reprlib.repr(result)} ({type(result).__name__}); "
+                "expected a number or {name: reward}"
+            )
         info = {plain_name(name): value for name, value in returned.items()}
         # A function of the user's alone is the only one whose keys nobody has looked at.
         is_alone = self.is_custom and not self.functions

@@ -41,6 +41,7 @@ from verl_gdpo.scoring.limits import AllStuckError
 from verl_gdpo.scoring.own_copy import own_copy
 from verl_gdpo.scoring.response import PARTS, arguments_for
 from verl_gdpo.scoring.reward_file import load
+from verl_gdpo.scoring.scorer_calls import FunctionFailed
 from verl_gdpo.scoring.signatures import keywords_of
 
 logger = logging.getLogger(__name__)
@@ -121,9 +122,9 @@ class ListedFunction:
         except (WrongNames, AllStuckError):
             # These are no failures of one sample, so `on_error` does not hold.
             raise
-        except Exception:
+        except Exception as error:
             if self.entry["on_error"] == "stop":
-                raise
+                raise FunctionFailed(self.name, _file_of(self.function)) from error
             logger.warning("verl-gdpo: %s.%s failed", KEY, self.name, exc_info=True)
             # Rewards that a sample does not have are None, which is not the same as 0.
             return dict.fromkeys(self.names), True
@@ -192,7 +193,7 @@ class ListedFunction:
         total = sum(value for value in rewards.values() if value is not None)
         if not is_the_sum(score, total):
             raise ValueError(
-                f"{KEY}.{self.name}: it returned score={score}, which is not the sum of {rewards}. "
+                f"it returned score={score}, which is not the sum of {rewards}. "
                 "Each number is a reward: leave `score` out, or return it under another name"
             )
 
@@ -353,6 +354,15 @@ def _check_signature(
         raise ValueError(
             f"{where}: its function asks for {lacking}, which nothing gives. {may_take}"
         )
+
+
+def _file_of(function: Callable[..., Any]) -> str | None:
+    """Return the file in which a function is written; None for one that is written in C."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return None
+    file: str = code.co_filename
+    return file
 
 
 async def score_with(

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import verl_gdpo
 from verl_gdpo.algorithm.values import as_text
 from verl_gdpo.scoring.function_list import KEY, OF_RESPONSE, PLURAL
-from verl_gdpo.terminal import line_of_code
+from verl_gdpo.terminal import OF_PYTHON, line_of_code
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 # Python 3.10 has no groups of exceptions, and `isinstance(error, ())` is false.
 GROUP = getattr(builtins, "BaseExceptionGroup", ())
+# Folders of installed packages; Debian has the second.
+INSTALLED = {"site-packages", "dist-packages"}
 # The first line about a sample comes after so many seconds. Each next one waits twice as long.
 FIRST_SECONDS = 60.0
 POLL_SECONDS = 1.0
@@ -34,6 +36,18 @@ POLL_SECONDS = 1.0
 
 class NoAnswerError(TimeoutError):
     """A function has not returned within `reward.timeout`. One of its own is a TimeoutError."""
+
+
+class FunctionFailed(Exception):
+    """A function of the list failed on a sample. `__cause__` is what it raised.
+
+    file: where the function is written, None if nobody knows.
+    """
+
+    def __init__(self, name: str, file: str | None) -> None:
+        super().__init__(name)
+        self.name = name
+        self.file = file
 
 
 class ScorerEscape(Exception):
@@ -98,7 +112,22 @@ async def answer_of(task: "asyncio.Task[T]", seconds: float | None = None) -> T:
 
 
 def describe(error: BaseException, fields: Mapping[str, Any]) -> str:
-    """Return one line with the sample, the error and, unless it is ours, the line of code."""
+    """Return one line with the sample, the error and, unless it is ours, the line of code.
+
+    For a function of the list, it also has the function's name, and what else may be done.
+    """
+    prefix = f"reward manager gdpo, {label_of(fields)}: "
+    advice = ""
+    file = None
+    if isinstance(error, FunctionFailed) and error.__cause__ is not None:
+        key = f"{KEY}.{error.name}"
+        prefix += f"{key}: "
+        advice = (
+            f". To go on without its reward for such a sample: +{key}.on_error=missing; "
+            f"without the sample: +{key}.on_error=drop"
+        )
+        file = error.file
+        error = error.__cause__
     if isinstance(error, ScorerEscape) and error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
@@ -107,16 +136,40 @@ def describe(error: BaseException, fields: Mapping[str, Any]) -> str:
         error = error.exceptions[0]
         # An exception that was never raised has no frames, so those of its group are kept.
         frames = traceback.extract_tb(error.__traceback__) or frames
-    return f"reward manager gdpo, {label_of(fields)}: {_reason(error)}{_place(frames)}"
+    return f"{prefix}{_reason(error)}{_place(frames, file)}{advice}"
 
 
-def _place(frames: traceback.StackSummary) -> str:
-    """Return the line of code where a scorer failed; "" for our own code."""
+def _place(frames: traceback.StackSummary, file: str | None) -> str:
+    """Return the line of code where a scorer failed; "" for our own code.
+
+    Args:
+        file: where the scorer is written, None if nobody knows.
+    """
     # Our own messages say what to do, and a line of ours would not help.
-    package = Path(verl_gdpo.__file__).parent
-    if not frames or Path(frames[-1].filename).is_relative_to(package):
+    if not frames or _is_ours(frames[-1]):
         return ""
-    return f" [{line_of_code(frames)}]"
+    # A line of a library says where the library noticed it, and not what the user wrote.
+    users = []
+    of_file = []
+    for frame in frames:
+        if frame.filename == file:
+            of_file.append(frame)
+        if not _is_ours(frame) and not _is_installed(frame):
+            users.append(frame)
+    if users or of_file:
+        return f" [{line_of_code(users or of_file)}]"
+    return f" [{file or line_of_code(frames)}]"
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return Path(frame.filename).is_relative_to(Path(verl_gdpo.__file__).parent)
+
+
+def _is_installed(frame: traceback.FrameSummary) -> bool:
+    """Whether a line stands in Python's own library, or in an installed package."""
+    if frame.filename.startswith(OF_PYTHON):
+        return True
+    return not INSTALLED.isdisjoint(Path(frame.filename).parts)
 
 
 def _reason(error: BaseException) -> str:
@@ -186,7 +239,7 @@ class Rows:
         results = await run(function, function.call(group, is_shared))
         if not isinstance(results, list) or len(results) != len(rows):
             raise ValueError(
-                f"{KEY}.{function.name}: it returned {results!r:.99} for a group of {len(rows)}; "
+                f"it returned {results!r:.99} for a group of {len(rows)}; "
                 "expected a list with a result for each sample, in the same order"
             )
         return results

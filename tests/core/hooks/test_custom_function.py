@@ -113,3 +113,37 @@ def test_a_file_that_cannot_be_used_is_named_with_its_key(tmp_path):
     expected = "^reward.custom_reward_function.name=compute: .* did you mean 'compute_score'"
     with pytest.raises(ValueError, match=expected):
         load_reward_manager(config_of(path, name="compute"), Tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("signature", "reason"),
+    [
+        ("response, answer", r"unexpected keyword|missing a required argument: 'response'"),
+        ("data_source, solution_str, ground_truth", "unexpected keyword argument 'extra_info'"),
+        ("data_source, solution_str, ground_truth, extra_info, url", "argument: 'url'"),
+    ],
+)
+def test_a_function_that_verl_cannot_call_is_told_how_it_calls(tmp_path, signature, reason):
+    path = tmp_path / "odd_rewards.py"
+    path.write_text(f"def compute_score({signature}):\n    return 1.0\n")
+    with pytest.raises(ValueError, match=reason) as raised:
+        get_custom_reward_fn(config_of(path))
+    assert "reward.custom_reward_function.name=compute_score: " in str(raised.value)
+    assert f"it takes ({signature}). verl calls it with the keywords data_source, " in str(
+        raised.value
+    )
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "data_source, solution_str, ground_truth, extra_info=None, **kwargs",
+        "data_source, solution_str, ground_truth, extra_info, answer_str",
+        "*, solution_str, **_",
+        "**_",
+    ],
+)
+def test_a_function_that_verl_can_call_is_loaded(tmp_path, signature):
+    path = tmp_path / "even_rewards.py"
+    path.write_text(f"def compute_score({signature}):\n    return 1.0\n")
+    assert get_custom_reward_fn(config_of(path)) is not None

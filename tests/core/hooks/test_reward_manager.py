@@ -430,6 +430,8 @@ def error_of(scorer, **fields):
         (failing({"a": 0.7, "b": 1.0, "score": 1.0}), {}, r"score=1, .* not the sum of \{'a': 0.7"),
         (failing(StopIteration), {}, r"StopIteration \[.*test_reward_manager.py:\d+\]"),
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"b": 1}}}, r"'b' is configured.*\['a'\]"),
+        (failing("1.0"), {}, r"the scorer returned '1.0' \(str\); expected a number or {name: r"),
+        (failing([1.0]), {}, r"the scorer returned \[1.0\] \(list\); expected a number"),
         (failing(None), {}, r"17: the scorer returned None; expected .*}$"),
         (failing({"a": 1.0}), {"gdpo": {"rewards": {"acc": 1}}}, r"'acc' is configured.*\['a'\]"),
         (failing({"score": 1.0, "acc": None}), {}, r"score=1, .* not the sum of \{'acc': None\}"),
