@@ -4,18 +4,19 @@ Shape suffixes: B rows, K rewards, G groups.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.rows import ABSENT, BatchRows
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.settings import WHERE, GdpoSettings, hint
 from verl_gdpo.algorithm.values import RewardError, value_or_error
 from verl_gdpo.algorithm.variants import BATCH_WIDE
-from verl_gdpo.algorithm.zero import Bools, Floats, Ints, has_signal
+from verl_gdpo.algorithm.zero import Bools, Floats, Ints, has_signal, is_outside
 
 logger = logging.getLogger(__name__)
 
@@ -101,16 +102,33 @@ class FilterMetric:
         return f"algorithm.filter_groups.metric={self.name}"
 
 
+class Groups(NamedTuple):
+    """What dynamic sampling makes of some groups.
+
+    dropped: {group: None if it is kept, else its mean metric, or weighted sum without a metric}
+    outside: {reward: how many groups have a mean outside of its range} of
+        `algorithm.gdpo.keep_groups`
+    seen: the rewards of `keep_groups` that some sample has
+    """
+
+    dropped: Mapping[str, float | None]
+    outside: Mapping[str, int]
+    seen: set[str]
+
+
 def classify_groups(
     rows: BatchRows, group_ids: Sequence[str], settings: GdpoSettings, metric_B: Floats | None
-) -> dict[str, float | None]:
-    """Return {group: None if it is kept, else its mean metric, or weighted sum without a metric}.
+) -> Groups:
+    """Return which groups are kept.
 
     A group is kept if S, the sum before the batch step, is not 0 for some sample. The sums of raw
     rewards do not decide this: they can be equal although S is not 0, and different although S is
     0. dara and sa_mrpo need statistics of the whole batch, which is not complete yet. With them, a
     group gives a gradient if w z is not 0 for some sample and reward. A group that is only padding
     is not kept.
+
+    With `settings.keep_groups`, the mean of each reward that is named there has to be in its range
+    too. Samples without the reward count nowhere, and a group in which none has it is kept.
 
     Args:
         metric_B: what must vary as well, if a sample of the group has it; NaN where it is missing.
@@ -131,11 +149,76 @@ def classify_groups(
         kept_G &= _varies(metric_B, group_B, len(number_of))
         mean_G = _mean_or(metric_B, group_B, mean_G)
 
-    result: dict[str, float | None] = {}
+    outside: dict[str, int] = {}
+    seen = set()
+    for name, limits in (settings.keep_groups or {}).items():
+        value_B = _raw_values(rewards, name, len(rows))
+        if not np.isnan(value_B).all():
+            seen.add(name)
+        mean_of_reward_G = _mean_or(value_B, group_B, np.full(len(number_of), np.nan))
+        outside_G = is_outside(mean_of_reward_G, *limits)
+        kept_G &= ~outside_G
+        outside[name] = int(outside_G.sum())
+
+    dropped: dict[str, float | None] = {}
     for group, number in number_of.items():
         # rounded, because verl reports each distinct number in a line of its own
-        result[group] = None if kept_G[number] else round(float(mean_G[number]), 6)
-    return result
+        dropped[group] = None if kept_G[number] else round(float(mean_G[number]), 6)
+    return Groups(dropped, outside, seen)
+
+
+def _raw_values(rewards: RewardMatrix, name: str, B: int) -> Floats:
+    """Return a reward of each row before its condition, NaN where it is missing or not counted."""
+    raw = rewards.raw
+    assert raw is not None  # it was made of rows
+    value_B = np.full(B, np.nan)
+    if name in raw.values:
+        value_B[raw.samples] = raw.values[name]
+    return value_B
+
+
+@dataclass
+class FilterCounts:
+    """Counts what dynamic sampling made of the groups since the last batch."""
+
+    groups: int = 0
+    kept: int = 0
+    outside: Counter[str] = field(default_factory=Counter)
+    # The rewards of `algorithm.gdpo.keep_groups` that some sample of the run had.
+    seen: set[str] = field(default_factory=set)
+
+    def add(self, groups: Groups) -> None:
+        """Count new groups."""
+        self.groups += len(groups.dropped)
+        for value in groups.dropped.values():
+            if value is None:
+                self.kept += 1
+        # Also 0, so that the metric is there in each step.
+        for name, count in groups.outside.items():
+            self.outside[name] += count
+        self.seen |= groups.seen
+
+    def check_seen(self, settings: GdpoSettings, rows: BatchRows) -> None:
+        """Raise RewardError if no sample until the first batch, `rows`, has a reward to keep by."""
+        for name in settings.keep_groups or {}:
+            if name not in self.seen:
+                names = list(rows.columns)
+                raise RewardError(
+                    f"{WHERE}.keep_groups.{name}: no sample had a value of it, so all groups were "
+                    f"kept; the scorer returned {names}{hint(name, names)}"
+                )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the shares of the groups that were looked at, and begin to count again."""
+        metrics = {}
+        if self.groups > 0:
+            metrics["gdpo/filter_kept"] = self.kept / self.groups
+            for name, count in self.outside.items():
+                metrics[f"gdpo/{name}/groups_outside"] = count / self.groups
+        self.groups = 0
+        self.kept = 0
+        self.outside.clear()
+        return metrics
 
 
 def _has_signal(

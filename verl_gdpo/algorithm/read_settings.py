@@ -27,7 +27,7 @@ REWARDS = f"{WHERE}.rewards"
 KEYS = "algorithm.gdpo_reward_keys"
 WEIGHTS = "algorithm.gdpo_reward_weights"
 # In these keys null means that the user leaves the choice to the default. In others it is refused.
-MAY_BE_NULL = ("rewards", "normalize_by_std", "batch_eps", "dialect")
+MAY_BE_NULL = ("rewards", "normalize_by_std", "batch_eps", "dialect", "keep_groups")
 # Parts of pydantic's places that are no keys of the configuration.
 MARKS = ("number", "schedule", "[key]")
 

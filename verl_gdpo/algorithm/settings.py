@@ -133,6 +133,19 @@ def _low_below_high(bounds: Bounds) -> Bounds:
     return bounds
 
 
+def _low_not_above_high(bounds: Bounds) -> Bounds:
+    if not bounds[0] <= bounds[1]:
+        raise ValueError("expected the lowest mean, and then the highest")
+    return bounds
+
+
+def _without_null(value: Any) -> Any:
+    """Leave out rewards that are null: Hydra merges mappings, and null takes out what one has."""
+    if not isinstance(value, Mapping):
+        raise ValueError("expected {NAME: [lowest mean, highest mean]} or null")
+    return {str(name): bounds for name, bounds in value.items() if bounds is not None}
+
+
 def _otherwise(value: Any) -> Any:
     if value is None or value in ("zero", "missing"):
         return value
@@ -349,6 +362,7 @@ def _combine(value: Any) -> CombineSetting | None:
 
 
 Term = Annotated[RewardTerm, WrapValidator(_term)]
+MeanRange = Annotated[tuple[Number, Number], AfterValidator(_low_not_above_high)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -371,6 +385,11 @@ class GdpoSettings(Options):
 
     rubric_weights: Literal["divided", "as_written"] = "divided"
     """weights of a prompt's [criteria](#rubrics): `divided` by their sum, or `as_written`"""
+
+    keep_groups: Annotated[dict[RewardName, MeanRange], BeforeValidator(_without_null)] | None = (
+        None
+    )
+    """`{NAME: [LOW, HIGH]}`: [dynamic sampling](#dynamic-sampling) keeps groups by their mean"""
 
     # {reward: (lowest, highest)}, also those that scorers declare. This field and the next are no
     # settings: `read_settings` fills them in.

@@ -196,6 +196,13 @@ def with_slack(bounds: tuple[float, float]) -> tuple[float, float, float]:
     return low, high, slack
 
 
+def is_outside(mean_G: Floats, low: float, high: float) -> Bools:
+    """Is the mean of a reward outside of a range? That of three times 0.1 is not above 0.1."""
+    slack = 1e-6 * max(abs(low), abs(high))
+    outside_G: Bools = (mean_G < low - slack) | (mean_G > high + slack)
+    return outside_G
+
+
 def is_gain(gain: float, largest: float) -> bool:
     """Is a reward better than another by more than float32 leaves of numbers of this size?"""
     return gain > max(NO_SIGNAL, 1e-6 * largest)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.conditions import PaidFailure, paid_by_bounds
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, settings_and_mistakes
-from verl_gdpo.algorithm.settings import GdpoSettings, SettingsError, hint
+from verl_gdpo.algorithm.settings import WHERE, GdpoSettings, SettingsError, hint
 from verl_gdpo.algorithm.values import RowNames
 from verl_gdpo.algorithm.variants import Bounds
 from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
@@ -105,6 +105,7 @@ def settings_of_run(
         mistakes += _mistakes_of_estimator(config)
     mistakes += _mistakes_of_reward_model(config)
     mistakes += _mistakes_of_schedule(config, settings)
+    mistakes += _mistakes_of_kept_groups(config, settings, estimator)
     mistakes += _mistakes_of_options(config, sources)
     # What follows from entries that are wrong themselves would only confuse.
     if not of_list:
@@ -290,6 +291,39 @@ def _mistakes_of_schedule(config: Any, settings: GdpoSettings) -> Iterator[str]:
         )
 
 
+def _mistakes_of_kept_groups(config: Any, settings: GdpoSettings, estimator: str) -> Iterator[str]:
+    """Yield why `algorithm.gdpo.keep_groups` could not keep groups by these rewards."""
+    if not settings.keep_groups:
+        return
+    where = f"{WHERE}.keep_groups"
+    if estimator != "gdpo":
+        yield (
+            f"{where} with adv_estimator={estimator}: verl's own rule filters groups there. Set "
+            "algorithm.adv_estimator=gdpo, or leave it out"
+        )
+    if not OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        yield (
+            f"{where} without dynamic sampling, which samples other prompts in the place of those "
+            "that it drops. Set algorithm.filter_groups.enable=True "
+            "algorithm.filter_groups.metric=reward"
+        )
+    for name, (low, high) in settings.keep_groups.items():
+        # Without names, all that a scorer returns are rewards, and only rows tell which.
+        if settings.rewards is not None and name not in settings.names:
+            yield (
+                f"{where}.{name}: {REWARDS} does not name it{hint(name, settings.names)}. With "
+                "weight 0 there, a reward is scored and logged, and has no weight"
+            )
+        if name not in settings.bounds:
+            continue
+        lowest, highest = settings.bounds[name]
+        if high < lowest or low > highest:
+            yield (
+                f"{where}.{name}=[{low:g}, {high:g}]: its values are from {lowest:g} to "
+                f"{highest:g}, so every group would be dropped, and no step would end"
+            )
+
+
 def _mistakes_of_options(config: Any, sources: Iterable[str] | None) -> list[str]:
     """Return what nothing would read of `reward.reward_kwargs`."""
     ours, options = _our_scorers(config, sources)
@@ -375,11 +409,13 @@ def _mistakes_of_validation(config: Any, settings: GdpoSettings) -> list[str]:
             f"{FUNCTIONS}: all of {list(entries)} have validation={ONLY}, so nothing would be "
             "trained. Add a function without the key"
         )
-    for name in settings.names:
+    needed = dict.fromkeys(settings.names, REWARDS)
+    needed.update(dict.fromkeys(settings.keep_groups or {}, f"{WHERE}.keep_groups"))
+    for name, where in needed.items():
         owner = owner_of(name, entries)
         if owner is not None and not is_asked(entries[owner], is_validation=False):
             mistakes.append(
-                f"{FUNCTIONS}.{owner}.validation={ONLY}: {REWARDS} names {name!r}, which no sample "
+                f"{FUNCTIONS}.{owner}.validation={ONLY}: {where} names {name!r}, which no sample "
                 f"of the training would have. Leave out the key, or {name!r} there"
             )
     for name, term in settings.terms.items():

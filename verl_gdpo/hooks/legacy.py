@@ -28,7 +28,7 @@ import torch
 
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import ABSENT, BatchRows, RowKey, columns_of
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.settings import WHERE, GdpoSettings
 from verl_gdpo.algorithm.values import RewardError, as_numbers_or_text, check_names
 from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
@@ -54,6 +54,12 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
     record = TrainerRecord.of(config)
     if record is not None:
         refuse_without_v1(config)
+        if record.settings.keep_groups:
+            raise ValueError(
+                f"{WHERE}.keep_groups={record.settings.keep_groups}: verl's legacy trainers filter "
+                "no groups. Leave it out, or take a V1 trainer of verl.trainer.main_ppo "
+                "(trainer.use_v1=True)"
+            )
         extend_instance(trainer, "RayPPOTrainer", record)
     return record
 

@@ -28,9 +28,14 @@ from typing import Any, NamedTuple
 import transfer_queue as tq
 
 from verl_gdpo.algorithm.failed_samples import drop_failed, refuse_failures
-from verl_gdpo.algorithm.group_filter import SUM_METRICS, FilterMetric, classify_groups
+from verl_gdpo.algorithm.group_filter import (
+    SUM_METRICS,
+    FilterCounts,
+    FilterMetric,
+    classify_groups,
+)
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
-from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.settings import WHERE, GdpoSettings
 from verl_gdpo.algorithm.values import NOTES_KEY, check_names
 from verl_gdpo.hooks.extend import Function, record_of
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
@@ -125,6 +130,7 @@ class BufferRecord:
     known_rows: dict[str, KnownRow] = field(default_factory=dict)  # since the last advantage step
     settings: GdpoSettings | None = None  # None: verl's own rule filters groups
     metric: FilterMetric | None = None  # None: no rule filters groups
+    counts: FilterCounts = field(default_factory=FilterCounts)
     step: int | None = None
     samples: int = 1  # of a batch
     busy: set[tuple[str, str]] = field(default_factory=set)  # see `extend.py`
@@ -136,9 +142,19 @@ class BufferRecord:
 
         Args:
             metric: `filter_groups_metric` of verl's buffer.
+
+        Raises:
+            ValueError: nothing would ask for `algorithm.gdpo.keep_groups`.
         """
         self.settings = settings
         if metric is None:
+            # A sampler of the user's (`custom_sampler`) gets no metric, and filters by itself.
+            if settings.keep_groups:
+                raise ValueError(
+                    f"{WHERE}.keep_groups={settings.keep_groups}: this replay buffer filters no "
+                    "groups by algorithm.filter_groups. Leave out "
+                    "trainer.v1.sampler.custom_sampler, or keep_groups"
+                )
             return
         name = None
         and_varies = ""
@@ -149,8 +165,12 @@ class BufferRecord:
         self.metric = FilterMetric(name)
         logger.info(
             "verl-gdpo: algorithm.filter_groups keeps the groups in which the sum of the "
-            "normalised rewards is not 0%s",
+            "normalised rewards is not 0%s%s",
             and_varies,
+            "".join(
+                f" and the mean of {reward!r} is from {low:g} to {high:g}"
+                for reward, (low, high) in (settings.keep_groups or {}).items()
+            ),
         )
 
     def checked_rows(
@@ -175,7 +195,7 @@ class BufferRecord:
         in_flight = buffer.pending_keys[partition_id] or buffer.running_keys[partition_id]
         return self.in_rounds and bool(in_flight)
 
-    def classify(self, rows: BatchRows, settings: GdpoSettings) -> dict[str, float | None]:
+    def classify(self, rows: BatchRows, settings: GdpoSettings) -> Mapping[str, float | None]:
         """Return {prompt: None if its group is kept, else a number}; see `classify_groups`.
 
         Raises:
@@ -192,7 +212,9 @@ class BufferRecord:
         metric_B = None
         if self.metric is not None:
             metric_B = self.metric.read(rows)
-        return classify_groups(rows, rows.uids, settings, metric_B)
+        groups = classify_groups(rows, rows.uids, settings, metric_B)
+        self.counts.add(groups)
+        return groups.dropped
 
 
 # --- verl's methods, in the order in which a batch passes them ------------------------------------
@@ -349,6 +371,9 @@ def sample(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     if batch.partition_id != "val" and record.metric is not None:
         record.metric.check_known(rows)
         metrics |= record.metric.metrics()
+        if record.settings is not None:
+            record.counts.check_seen(record.settings, rows)
+        metrics |= record.counts.metrics()
         record.notes.clear()
     record.guard.end_batch(batch.partition_id)
     return batch, metrics

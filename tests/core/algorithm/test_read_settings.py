@@ -348,3 +348,28 @@ def test_one_mistake_is_said_once(gdpo, message):
     with pytest.raises(SettingsError) as raised:
         read_settings({"gdpo": gdpo})
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"a": [0.9, 0.1]}, "keep_groups.a: got [0.9, 0.1]; expected the lowest mean, and then"),
+        ({"a": 0.5}, "keep_groups.a: got 0.5; Input should be a valid tuple"),
+        ({"a": [0.5]}, "keep_groups.a.1: got [0.5]; Field required"),
+        ({"a": ["low", 1]}, "keep_groups.a.0: got 'low'; Input should be a valid number"),
+        ({"a": [0, float("inf")]}, "keep_groups.a.1: got inf; Input should be a finite number"),
+        ({"score": [0, 1]}, "'score' is verl's name for the sum; name its rewards instead"),
+        ([0, 1], "keep_groups: got [0, 1]; expected {NAME: [lowest mean, highest mean]} or null"),
+    ],
+)
+def test_ranges_to_keep_groups_by(written, message):
+    with pytest.raises(SettingsError) as raised:
+        read_settings({"gdpo": {"keep_groups": written}})
+    assert message in str(raised.value)
+
+
+def test_ranges_that_can_be():
+    written = {"a": [0, 1], "b": [0.5, 0.5], "c": None}
+    settings = read_settings({"gdpo": {"keep_groups": written}})
+    assert settings.keep_groups == {"a": (0.0, 1.0), "b": (0.5, 0.5)}
+    assert read_settings({"gdpo": {"keep_groups": None}}).keep_groups is None

@@ -40,7 +40,13 @@ def test_ties_and_signals_are_those_of_criteria():
     assert metrics["gdpo/tied_pairs_grpo"] == pytest.approx(1 / 7)
     assert metrics["gdpo/tied_pairs_gdpo"] == pytest.approx(4 / 7)
     assert metrics["gdpo/no_signal"] == 0.5
-    assert classify_groups(rows, groups, settings, None) == {"u": None, "v": -0.25}
+    assert classify_groups(rows, groups, settings, None).dropped == {"u": None, "v": -0.25}
+    # The mean to keep a group by is that of the weighted sums: 1/3, 1/3, 2/3 and 0.
+    for low, is_kept in ((1 / 3, True), (0.34, False)):
+        keeping = GdpoSettings(keep_groups={"q": (low, 1.0)})
+        kept = classify_groups(rows, groups, keeping, None)
+        assert (kept.dropped["u"] is None) == is_kept
+        assert kept.outside == {"q": 1 if is_kept else 2}
 
 
 def test_weights_of_rows_are_checked_and_have_no_variants():

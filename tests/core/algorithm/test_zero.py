@@ -150,6 +150,12 @@ def test_how_far_float32_may_miss_a_bound():
     assert zero.with_slack((-1.0, 3.0)) == (-1.0, 3.0, 4e-6)
 
 
+def test_means_outside_of_a_range():
+    means = np.array([-0.0001, 0.0, sum([0.1] * 3) / 3, np.float32(0.1), 0.1001, np.nan])
+    outside = [True, False, False, False, True, False]
+    assert zero.is_outside(means, 0.0, 0.1).tolist() == outside
+
+
 @pytest.mark.parametrize(("total", "may_miss"), [(0.0, 1e-5), (0.5, 1e-5), (-4e6, 40.0)])
 def test_a_score_that_is_the_sum(total, may_miss):
     scores = total + may_miss * np.array([-0.999, 0.999, -1.001, 1.001])

@@ -40,6 +40,46 @@ def test_filtering_is_refused_where_a_step_has_no_weight():
             settings_of_run(run_config(**scheduled, **{"trainer.total_training_steps": steps}))
 
 
+FILTERS = {"algorithm.filter_groups.enable": True}
+
+
+@pytest.mark.parametrize(
+    ("gdpo", "changes", "message"),
+    [
+        ({"keep_groups": {"a": [0.1, 0.9]}}, FILTERS, None),
+        ({"keep_groups": {"a": [0.1, 0.9]}, "rewards": {"a": 0.0, "b": 1.0}}, FILTERS, None),
+        ({"keep_groups": None}, {}, None),
+        (
+            {"keep_groups": {"a": [0.1, 0.9]}},
+            {},
+            r"keep_groups without dynamic sampling.*filter_groups.enable=True .*metric=reward",
+        ),
+        (
+            {"keep_groups": {"a": [0.1, 0.9]}},
+            {**FILTERS, **GRPO},
+            r"keep_groups with adv_estimator=grpo: verl's own rule filters",
+        ),
+        (
+            {"keep_groups": {"rihgt": [0.1, 0.9]}, "rewards": {"right": 1.0}},
+            FILTERS,
+            r"keep_groups.rihgt: algorithm.gdpo.rewards does not name it; did you mean 'right'",
+        ),
+        (
+            {"keep_groups": {"a": [2, 3]}, "rewards": {"a": {"bounds": [0, 1]}}},
+            FILTERS,
+            r"keep_groups.a=\[2, 3\]: its values are from 0 to 1, so every group would be dropped",
+        ),
+    ],
+)
+def test_where_groups_cannot_be_kept_by_a_mean(gdpo, changes, message):
+    config = run_config(**{"algorithm.gdpo": gdpo}, **changes)
+    if message is None:
+        assert settings_of_run(config) is not None
+        return
+    with pytest.raises(ValueError, match=message):
+        settings_of_run(config)
+
+
 def test_bounds_are_asked_for_where_a_variant_needs_them():
     rewards = {"format": 1.0, "mine": 1.0}
     named = {"algorithm.gdpo": {"rewards": rewards}}

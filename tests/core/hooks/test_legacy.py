@@ -540,6 +540,14 @@ def test_settings_are_checked_before_data_or_a_model_is_loaded():
         trainer._create_dataloader(None, None, None, None)
 
 
+def test_groups_cannot_be_kept_by_a_mean_here():
+    config = verl_config(
+        "algorithm.filter_groups.enable=True", "++algorithm.gdpo.keep_groups={a: [0, 1]}"
+    )
+    with pytest.raises(ValueError, match=r"keep_groups=.*: verl's legacy trainers filter no group"):
+        legacy.extend(SimpleNamespace(), config)
+
+
 def test_a_main_module_that_holds_verls_functions_can_be_pickled():
     """Ray pickles a task runner of `__main__` by value, with all that it names."""
     for name in (

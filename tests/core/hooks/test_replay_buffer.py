@@ -186,6 +186,69 @@ def test_a_metric_that_is_no_number_is_refused(queue):
         filtering._dapo_filtered_keys("train")
 
 
+# {uid: the mean of a}
+OF_MEANS = {
+    "none": [(0, 3), (0, 5), (0, 7), (0, 9)],
+    "one": [(1, 3), (0, 5), (0, 7), (0, 9)],
+    "three": [(1, 3), (1, 5), (1, 7), (0, 9)],
+    "all": [(1, 3), (1, 5), (1, 7), (1, 9)],
+    "same": [(0, 3), (0, 3), (1, 3), (1, 3)],
+}
+
+
+@pytest.mark.parametrize(
+    ("limits", "metric", "dropped"),
+    [
+        ([0.25, 0.75], "reward", {"none", "all"}),
+        ([0.5, 1.0], "reward", {"none", "one"}),
+        ([0.0, 1.0], "reward", set()),
+        # What verl's filter asks for comes on top: the value varies.
+        ([0.0, 1.0], "a", {"none", "all"}),
+        ([0.5, 1.0], "a", {"none", "one", "all"}),
+        ([0.0, 1.0], "b", {"same"}),
+    ],
+)
+def test_groups_are_kept_by_a_mean_beside_verls_metric(queue, limits, metric, dropped):
+    settings = read_settings({"gdpo": {"keep_groups": {"a": limits}}})
+    filtering = filtered(queue, OF_MEANS, settings, metric)
+    assert filtering._dapo_filtered_keys("train")[0] == dropped
+    metrics = record_of(filtering).counts.metrics()
+    assert metrics["gdpo/filter_kept"] == (5 - len(dropped)) / 5
+    low, high = limits
+    outside = [mean for mean in (0.0, 0.25, 0.75, 1.0, 0.5) if not low <= mean <= high]
+    assert metrics["gdpo/a/groups_outside"] == len(outside) / 5
+
+
+def test_groups_without_the_value_to_keep_by(queue):
+    """None is left out of the mean; a group of another task has no value at all."""
+    settings = read_settings({"gdpo": {"keep_groups": {"a": [0.5, 1.0]}}})
+    filtering = filtered(queue, {"other": [(0, 3), (0, 5)], **OF_MEANS}, settings)
+    for info in infos(queue, "other"):
+        info["a"] = None
+        info["score"] = info["b"]
+    # 1, 0, None, None
+    for info in infos(queue, "one")[2:]:
+        info["a"] = None
+        info["score"] = info["b"]
+    assert filtering._dapo_filtered_keys("train")[0] == {"none"}
+
+
+def test_a_name_to_keep_by_that_no_sample_has_ends_the_run(queue, monkeypatch):
+    monkeypatch.setattr(replay_buffer.RolloutGuard, "check", Mock())
+    settings = read_settings({"gdpo": {"keep_groups": {"rihgt": [0.5, 1.0]}}})
+    filtering = filtered(queue, OF_MEANS, settings)
+    assert filtering._dapo_filtered_keys("train")[0] == set()
+    rows = fetch_rows(["one_0_0"], "train", [{}], {})
+    with pytest.raises(RewardError, match=r"keep_groups.rihgt: no sample had a value of it, .*'a'"):
+        record_of(filtering).counts.check_seen(settings, rows)
+
+
+def test_a_sampler_of_the_users_cannot_keep_groups():
+    settings = read_settings({"gdpo": {"keep_groups": {"a": [0.5, 1.0]}}})
+    with pytest.raises(ValueError, match=r"keep_groups=.*: this replay buffer filters no groups"):
+        record_of(buffer(None)).filter_by(settings, None)
+
+
 def test_without_filtering_and_in_validation_nothing_is_read(queue):
     filtering = filtered(queue, GROUPS, metric=None)
     assert filtering._dapo_filtered_keys("train") == (set(), Counter())

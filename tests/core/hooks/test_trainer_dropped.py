@@ -121,6 +121,26 @@ def test_dynamic_sampling_looks_at_what_is_left(queue, tmp_path):
         buffer._dapo_filtered_keys("train")
 
 
+def test_the_mean_to_keep_groups_by_is_that_of_what_is_left(queue, tmp_path):
+    """Each group has a sample whose function failed, with the value 9 of `a`."""
+    groups = {"low": [0.0, 0.2, 0.1], "high": [0.7, 0.8, 0.9], "one": [0.5]}
+    overrides = [
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=reward",
+        "++algorithm.gdpo.keep_groups={a: [0.5, 1.0]}",
+    ]
+    buffer = ours(tmp_path, ENTRY, f"{LIMIT}=0.6", *overrides).replay_buffer
+    for uid, values in groups.items():
+        pairs = [(a, 0.5) for a in (*values, 9.0)]
+        queue.add_group(uid, infos_of(pairs, [len(values)]), [2] * len(pairs))
+    buffer._sync_metadata_from_transfer_queue()
+    assert buffer._dapo_filtered_keys("train")[0] == {"low", "one"}
+    batch, metrics = buffer.sample(7, "train", 1)
+    assert {key.split("_")[0] for key in batch.keys} == {"high"}
+    assert metrics["gdpo/filter_kept"] == 1 / 3
+    assert metrics["gdpo/a/groups_outside"] == 1 / 3
+
+
 def test_validation_leaves_out_dropped_samples():
     infos = {"reward": [1.0, 0.0], "judge": [1.0, None], "acc": [1.0, 0.0]}
     infos[NOTES_KEY] = [infos_of([(1.0, 0.0)] * 2, [1])[n][NOTES_KEY] for n in (0, 1)]
