@@ -278,8 +278,10 @@ def with_absolute_links(text: str, address: str, version: str) -> str:
 # a plugin of pytest: an example that fails is enough, none is made smaller or kept
 WITHOUT_SHRINKING = """
 from hypothesis import Phase, settings
-settings.register_profile("mutmut", phases=[Phase.explicit, Phase.generate], database=None)
-settings.load_profile("mutmut")
+def pytest_configure():
+    phases = [Phase.explicit, Phase.generate]
+    settings.register_profile("mutmut", settings.get_profile("usual"), phases=phases)
+    settings.load_profile("mutmut")
 """
 
 

@@ -11,8 +11,11 @@ from preloaded import run_code
 
 from verl_gdpo import terminal
 
-if find_spec("hydra"):  # not in the environments of some nox sessions
+# not in the environments of some nox sessions
+if find_spec("hydra"):
     import faster_composition  # noqa: F401
+if find_spec("hypothesis"):
+    import numbers_of_examples  # noqa: F401
 
 # verl starts nine processes, and Ray would starve if each of them took all cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")

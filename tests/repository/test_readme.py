@@ -258,7 +258,8 @@ def test_the_weekly_workflow_runs_all_that_is_slow():
     assert {*matrix_of["session"]["session"]} == nox_sessions() - {"pins"}
     arguments = " ".join(matrix_of["slow"]["tests"]).split()
     assert arguments[:2] == ["-m", "slow"]
-    by_pytest = {argument for argument in arguments if argument.startswith("tests/")}
+    assert "--hypothesis-profile=weekly" in arguments
+    by_pytest = {argument for argument in arguments if argument.startswith("tests/slow/")}
     by_nox = {*re.findall(r'"(tests/slow/\w+\.py)"', (REPO / "noxfile.py").read_text())}
     slow = {file for file in FILES if re.fullmatch(r"tests/slow/(?!conftest)\w+\.py", file)}
     assert by_pytest | by_nox == slow and not by_pytest & by_nox

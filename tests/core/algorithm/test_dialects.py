@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from parity_batch import PARITY_GROUPS, PARITY_LENGTHS, PARITY_REWARDS, mask_of
@@ -54,7 +54,6 @@ def verls(rewards_BK, groups, mask_BT, weights):
     return advantages
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**31),
     G=st.integers(2, 6),
@@ -115,7 +114,6 @@ def test_one_eps_for_both_steps_would_miss_where_most_groups_cancel():
 # --- NeMo-RL, whose wheel is empty: its formulas as a loop ---------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**31), G=st.integers(2, 6), K=st.integers(1, 4))
 def test_nemo_rl_on_random_batches(seed, G, K):
     rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ import oracle
 import pytest
 import torch
 from drawn_batches import batches
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from metrics_of_batch import EXACT, GROUPS, LENGTHS, REWARDS, matrix, of_batch
 from repository import REPO
@@ -451,7 +451,6 @@ BATCHES = batches(VALUES, st.floats(-5, 5))
 SHARES = ("missing", "varies", "at_low", "at_high", "energy", "cancelled", "no_signal")
 
 
-@settings(deadline=None)
 @given(BATCHES, SETTINGS)
 def test_no_nan_and_shares_are_shares(batch, gdpo):
     del batch["valid"]
@@ -468,7 +467,6 @@ def test_no_nan_and_shares_are_shares(batch, gdpo):
         assert sum(energies) == pytest.approx(1)
 
 
-@settings(deadline=None)
 @given(BATCHES, SETTINGS)
 def test_contributions_add_up(batch, settings):
     gdpo = replace(settings, batch_norm="none", eps=1e-4)
@@ -498,7 +496,6 @@ def test_contributions_add_up(batch, settings):
     assert c_BK.sum(axis=1) == pytest.approx(expected, abs=tolerance)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=9), st.floats(1e-3, 1e3))
 def test_correlation_is_numpys(pairs, scale):
     x, y = np.array(pairs).T

@@ -5,7 +5,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from repository import REPO
@@ -57,7 +57,6 @@ def papo(batch):
     return advantages
 
 
-@settings(deadline=None, derandomize=True)
 @given(batches)
 def test_outcome_over_the_group_plus_process_over_its_right_answers(batch):
     assert with_settings(batch) == pytest.approx(papo(batch), abs=1e-9)

@@ -70,7 +70,9 @@ def trained(queue, folder, overrides, weights=WEIGHTS):
         infos = [score(trainer.config, answer, weights[uid]) for answer in answers]
         queue.add_group(uid, infos, range(2, 2 + len(infos)))
     batch, metrics = step_of(trainer)
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(trainer.config))
+    # what `replay` reads: the whole takes longer to write and to read than all else
+    read = OmegaConf.masked_copy(trainer.config, ["algorithm", "reward"])
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(read))
     return dump(trainer, batch), metrics
 
 

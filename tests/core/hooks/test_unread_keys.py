@@ -1,7 +1,5 @@
 """Keys that nobody reads: the misspelt are refused, with the key that is meant, and no others."""
 
-import copy
-import functools
 import sys
 from types import SimpleNamespace
 
@@ -79,14 +77,9 @@ def version_of_the_table(monkeypatch):
     monkeypatch.setattr(unread_keys, "VERL_VERSION", verl_keys.VERSION)
 
 
-@functools.cache
-def of_verl():
-    return compose_quickly(None, "ppo_trainer", GDPO)
-
-
 def plain(*overrides):
-    """verl's configuration with overrides; a composition would take longer."""
-    config = copy.deepcopy(of_verl())
+    """verl's configuration with overrides, of blocks that it does not have too."""
+    config = compose_quickly(None, "ppo_trainer", GDPO)
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
     return config
