@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
@@ -113,12 +114,37 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
     kind = table.schema.field("reward_model").type
     if not pa.types.is_struct(kind):
         raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
-    key, prompt = config.data.prompt_key, table[config.data.prompt_key][0].as_py()
-    if not (isinstance(prompt, list) and all({"role", "content"} <= {*part} for part in prompt)):
-        raise ValueError(f"{where}: {key}: expected a list of {{role: ..., content: ...}}")
+    _check_prompts(table, config.data.prompt_key, where)
     if uses_gdpo_manager(config) and not has_own_scorer(config):
         check_ground_truths(_rows(table, "data_source", "reward_model"), where)
     return table
+
+
+def _check_prompts(table: pa.Table, column: str, where: str) -> None:
+    """Raise ValueError for a prompt that is no list of messages, with its row."""
+    kind = table.schema.field(column).type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    has_messages = is_list and pa.types.is_struct(kind.value_type)
+    names = set()
+    if has_messages:
+        names = {field.name for field in kind.value_type}
+    if not {"role", "content"} <= names:
+        raise ValueError(
+            f"{where}: {column} is {kind}; expected a list of {{role: ..., content: ...}}"
+        )
+    prompts = table[column]
+    if prompts.null_count == 0 and pc.list_flatten(prompts).null_count == 0:
+        # Arrow counts in milliseconds what a loop over 50,000 rows takes a second for.
+        return
+    broken = []
+    for number, row in enumerate(_rows(table, column)):
+        if row[column] is None or None in row[column]:
+            broken.append(number)
+    raise ValueError(
+        f"{where}: {column} of {len(broken)} of {table.num_rows} rows is null, or has a null in "
+        f"the place of a message, such as row {broken[0]}. verl leaves such rows out without a "
+        "word, or fails at their turn: take them out, or mend them"
+    )
 
 
 def _rows(table: pa.Table, *columns: str) -> Iterator[Mapping[str, Any]]:

@@ -39,7 +39,7 @@ from verl_gdpo.scoring.function_list import (
 from verl_gdpo.scoring.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
-from verl_gdpo.tools.check import Output, data_files, machine, rules, verl_questions
+from verl_gdpo.tools.check import Output, data_files, joined_files, machine, rules, verl_questions
 from verl_gdpo.tools.check.data_files import DataFile, DataRow
 from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
 from verl_gdpo.tools.run.attention import choose
@@ -114,6 +114,9 @@ def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
         output.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
     for file in files or []:
         output.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
+    if files:
+        output.refuse(joined_files.what_cannot_be_joined, key, files)
+        output.warn(joined_files.columns_that_a_file_lacks, key, files)
     return files
 
 
