@@ -309,6 +309,7 @@ LOADED_WITH_TRAINER_AND_MANAGERS = {
     "verl_gdpo.cpu",
     "verl_gdpo.cpu.plugin",
     "verl_gdpo.hooks",
+    "verl_gdpo.hooks.call",
     "verl_gdpo.hooks.extend",
     "verl_gdpo.hooks.refusal",
     "verl_gdpo.plugin",

@@ -220,7 +220,6 @@ _AT_CONSTRUCTION = (
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer.fit",
         "verl_gdpo.hooks.trainer:fit",
-        needs=("agent_loop_manager",),
         at_construction=True,
     ),
     Extension(
@@ -250,6 +249,7 @@ _AT_CONSTRUCTION = (
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer._val_metrics_update",
         "verl_gdpo.hooks.trainer:update_validation_metrics",
+        needs=("data_sources", "sample_uids", "reward_extra_infos_dict"),
         at_construction=True,
     ),
     Extension(
@@ -268,30 +268,35 @@ _AT_CONSTRUCTION = (
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._clear_groups",
         "verl_gdpo.hooks.replay_buffer:clear_groups",
+        needs=("partition_id", "uids"),
         at_construction=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._sampleable_terminal_keys",
         "verl_gdpo.hooks.replay_buffer:sampleable_keys",
+        needs=("partition_id",),
         at_construction=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._select_prompt_uids",
         "verl_gdpo.hooks.replay_buffer:select_prompts",
+        needs=("partition_id", "sampleable_keys"),
         at_construction=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._materialize_batch",
         "verl_gdpo.hooks.replay_buffer:materialize_batch",
+        needs=("selected_prompt_uids", "partition_snapshot"),
         at_construction=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._terminal_eviction_reasons",
         "verl_gdpo.hooks.replay_buffer:eviction_reasons",
+        needs=("global_steps",),
         at_construction=True,
     ),
     Extension(
@@ -311,7 +316,6 @@ _AT_CONSTRUCTION = (
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer._get_gen_batch",
         "verl_gdpo.hooks.legacy:get_gen_batch",
-        needs=("batch",),
         at_construction=True,
     ),
     Extension(
@@ -335,6 +339,7 @@ _AT_CONSTRUCTION = (
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer._val_metrics_update",
         "verl_gdpo.hooks.trainer:update_validation_metrics",
+        needs=("data_sources", "sample_uids", "reward_extra_infos_dict"),
         at_construction=True,
     ),
 )

@@ -4,7 +4,8 @@
 
 `test_plugin.py` runs it in a process whose verl has not loaded the plugin. The table says what is
 changed: [module, name, whether this is done when a trainer is made]. Each function of verl is
-replaced by one that notes its arguments, and then the plugin is loaded, as in any process of verl.
+replaced by one that notes its arguments, and takes more of them, as a later verl may. Then the
+plugin is loaded, as in any process of verl.
 It prints a line for each call that did not arrive as it was made, and how many functions there are.
 """
 
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 
 import torch
 import verl  # noqa: F401
+from later_verl import later_signature
 from omegaconf import OmegaConf
 
 CONFIG = OmegaConf.load(os.environ["GRPO_CONFIG"])
@@ -148,8 +150,8 @@ def place_of(module, path):
 
 
 def noting(original, path):
-    """A function with the signature of verl's, which notes its calls."""
-    signature = signatures[path] = inspect.signature(original)
+    """A function that takes what verl's takes and more, and notes its calls."""
+    signature = signatures[path] = later_signature(original, "." in path)
     if inspect.iscoroutinefunction(original):
 
         @functools.wraps(original)
@@ -194,6 +196,8 @@ def call(module, path):
     """Call what stands in the place of verl's function; return the arguments."""
     owner, name = place_of(module, path)
     positional, keywords = ARGUMENTS[path]
+    positional = [object(), *positional]  # one that a later verl puts before the others
+    keywords = {**keywords, "last": object(), "keyword": object()}
     function = getattr(owner, name)
     if not hasattr(function, "verl_gdpo_extension"):
         print(f"{path}: nothing of ours stands in its place")

@@ -13,7 +13,7 @@ from verl_gdpo.hooks.extend import load_all
 PACKAGE = f"{Path(verl_gdpo.__file__).parent}/"
 # imports, and what only reads a key of verl
 PASSED_BY = ("<module>", "of_text", "of_uids")
-MECHANISM = ("cpu/", "hooks/extend.py", "hooks/lookup.py", "hooks/refusal.py")
+MECHANISM = ("cpu/", "hooks/call.py", "hooks/extend.py", "hooks/lookup.py", "hooks/refusal.py")
 
 
 class Trace:

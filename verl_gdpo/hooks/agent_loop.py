@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.values import AGENT_SCORE_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
+from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import Function, attach, record_of
 from verl_gdpo.scoring.function_list import KEY, OF_GROUP
 from verl_gdpo.scoring.response import runs_of
@@ -80,39 +81,38 @@ def _end_without_output(last: "asyncio.Future[Any]", _task: Any) -> None:
         last.set_result(None)
 
 
-async def settle(original: Function, tasks: Any, *args: Any, **kwargs: Any) -> Any:
+async def settle(call: Call) -> Any:
     """Let the sessions of a prompt know each other before one of them begins."""
+    tasks = call["tasks"]
     sessions = _Sessions(tasks)
     for task in tasks:
         _groups[task] = sessions
     try:
-        return await original(tasks, *args, **kwargs)
+        return await call.hand_on()
     finally:
         # A task holds its outputs, so none may stay here.
         for task in tasks:
             _groups.pop(task, None)
 
 
-async def run_and_note(
-    original: Function, self: Any, sampling_params: Any, trajectory: Any, *args: Any, **kwargs: Any
-) -> Any:
+async def run_and_note(call: Call) -> Any:
     """Note whether this session is one of a validation, as long as it runs."""
-    token = _validates.set(bool(trajectory["validate"]))
+    token = _validates.set(bool(call["trajectory"]["validate"]))
     try:
-        return await original(self, sampling_params, trajectory, *args, **kwargs)
+        return await call.hand_on()
     finally:
         _validates.reset(token)
 
 
-async def compute_and_mark(
-    original: Function, self: Any, outputs: Any, kwargs: dict[str, Any], *args: Any, **more: Any
-) -> Any:
+async def compute_and_mark(call: Call) -> Any:
     """Mark a session that an agent loop scored itself, and tell the reward manager of others.
 
     Its last output then has a `reward_extra_info`, with the score under `AGENT_SCORE_KEY`.
     """
-    if not _is_for_us(self):
-        return await original(self, outputs, kwargs, *args, **more)
+    worker = call.instance
+    if not _is_for_us(worker):
+        return await call.hand_on()
+    outputs = call["outputs"]
     last = outputs[-1]
     fields = last.extra_fields
     own_score = last.reward_score
@@ -120,16 +120,13 @@ async def compute_and_mark(
     fields[IS_VALIDATION] = _validates.get()
     fields[MASK_RUNS] = runs_of(last.response_mask)
 
-    async def score(outputs: list[Any], kwargs: dict[str, Any]) -> None:
-        await original(self, outputs, kwargs, *args, **more)
-
     group = None
-    if own_score is None and _scores_groups(self.config):
+    if own_score is None and _scores_groups(worker.config):
         group = _groups.get(asyncio.current_task())
     if group is None:
-        await score(outputs, kwargs)
+        await call.hand_on()
     else:
-        await _score_in_group(group, last, kwargs, score)
+        await _score_in_group(group, call)
     # The reward manager has read them by now, and as fields they would become columns of the batch.
     fields.pop(TOOL_SECONDS, None)
     fields.pop(IS_VALIDATION, None)
@@ -139,14 +136,14 @@ async def compute_and_mark(
     return None
 
 
-async def _score_in_group(
-    group: _Sessions, last: Any, kwargs: dict[str, Any], score: Function
-) -> None:
+async def _score_in_group(group: _Sessions, call: Call) -> None:
     """Score the last output of a session together with those of its prompt's other sessions."""
+    last = call["outputs"][-1]
 
     async def score_all(outputs: list[Any]) -> Any:
         # verl sends all outputs to a reward worker, which returns a list of results for a group.
-        await score(outputs, {**kwargs, OF_GROUP: True})
+        fields = {**call["kwargs"], OF_GROUP: True}
+        await call.changed(outputs=outputs, kwargs=fields).hand_on()
         return outputs[-1].extra_fields[INFO]
 
     result = await group.result(last, score_all)
@@ -172,19 +169,18 @@ def _scores_groups(config: Any) -> bool:
     return any(each and each.get("group") for each in functions.values())
 
 
-def postprocess_without_columns(
-    original: Function, self: Any, inputs: Any, *args: Any, **kwargs: Any
-) -> Any:
+def postprocess_without_columns(call: Call) -> Any:
     """Make one column of dicts: see `legacy.py`."""
-    if not _is_for_us(self):
-        return original(self, inputs, *args, **kwargs)
+    if not _is_for_us(call.instance):
+        return call.hand_on()
+    inputs = call["inputs"]
     # One column of dicts, because samples may have different keys.
     infos = np.empty(len(inputs), dtype=object)
     for place, each in enumerate(inputs):
         infos[place] = each.extra_fields.get(INFO) or {}
         # verl then makes no columns of it.
         each.extra_fields[INFO] = {}
-    data = original(self, inputs, *args, **kwargs)
+    data = call.hand_on()
     data.non_tensor_batch[INFO] = infos
     data.non_tensor_batch[IS_OURS] = np.ones(len(inputs), dtype=bool)
     return data

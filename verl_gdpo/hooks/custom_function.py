@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
+from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.refusal import names_gdpo
 from verl_gdpo.scoring.response import parts_taken_by
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX
@@ -21,15 +22,16 @@ from verl_gdpo.scoring.reward_functions import ARGUMENTS, module_with
 KEY = "reward.custom_reward_function"
 
 
-def load_custom_function(get_custom_reward_fn: Callable[[Any], Any], config: Any) -> Any:
+def load_custom_function(call: Call) -> Any:
     """Return verl's result with our module; without gdpo, verl loads the file.
 
     Raises:
         ValueError: the file cannot be loaded, or has no function that can be called.
     """
+    config = call["config"]
     path = OmegaConf.select(config, f"{KEY}.path")
     if not path or not _is_with_gdpo(config):
-        return get_custom_reward_fn(config)
+        return call.hand_on()
     name = config.reward.custom_reward_function.name
     module = module_with(KEY, path, name)
     options = config.reward.custom_reward_function.get("reward_kwargs") or {}
@@ -37,7 +39,7 @@ def load_custom_function(get_custom_reward_fn: Callable[[Any], Any], config: Any
     # Of a module that is imported already, verl takes the function, and adds the options.
     imported = deepcopy(config)
     imported.reward.custom_reward_function.path = f"{PACKAGE_PREFIX}{module.__name__}"
-    return get_custom_reward_fn(imported)
+    return call.changed(config=imported).hand_on()
 
 
 def _check_signature(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:

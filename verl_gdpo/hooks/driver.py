@@ -9,7 +9,6 @@ The main modules of `one_step_off_policy` and `fully_async_policy` import that f
 """
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ import verl
 
 from verl_gdpo.hooks import run_keys
 from verl_gdpo.hooks.before_training import probing, sources_in, training_sources
+from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run, uses_gdpo_manager
-from verl_gdpo.hooks.extend import Function, extend_module, load_all, table
+from verl_gdpo.hooks.extend import extend_module, load_all, table
 from verl_gdpo.hooks.lookup import refuse_gdpo
 from verl_gdpo.hooks.refusal import names_gdpo, warn
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
@@ -30,8 +30,9 @@ from verl_gdpo.scoring.response import thought_tags
 MAIN = "verl.trainer.main_ppo"
 
 
-def check_and_set_device(auto_set_device: Function, config: Any) -> Any:
+def check_and_set_device(call: Call) -> Any:
     """Refuse a gdpo that cannot run, and extend `run_ppo` of the main module."""
+    config = call["config"]
     if names_gdpo(config):
         load_all()
     refuse_gdpo(config)
@@ -40,22 +41,26 @@ def check_and_set_device(auto_set_device: Function, config: Any) -> Any:
     file_of_main = Path(getattr(main, "__file__", None) or "").resolve()
     if file_of_main == file_of_verl:
         extend_module(main, [each for each in table if each.module == MAIN])
-    return auto_set_device(config)
+    return call.hand_on()
 
 
-def check_and_run(run_ppo: Function, config: Any, *args: Any, **kwargs: Any) -> Any:
+def check_and_run(call: Call) -> Any:
     """Check the configuration, and name the trainer's process if it dies.
 
     Once Ray runs, and before the trainer's process starts, the nodes are compared.
     """
+    config = call["config"]
     if not has_gdpo(config):
         settings_of_run(config)  # which refuses GDPO in capital letters
-        return run_ppo(config, *args, **kwargs)
-    runner = _runner_of(args, kwargs)
+        return call.hand_on()
+    # The class of the trainer's process, which verl makes through Ray.
+    runner = call.get("task_runner_class")
     check_run(config, runner)
-    args, kwargs = _with_runner(probing(runner), args, kwargs)
+    # A verl that chooses the class itself makes it where nobody can ask the nodes before.
+    if runner is not None:
+        call = call.changed(task_runner_class=probing(runner))
     with naming_the_trainer():
-        return run_ppo(config, *args, **kwargs)
+        return call.hand_on()
 
 
 def check_run(config: Any, runner: Any) -> None:
@@ -80,19 +85,3 @@ def check_run(config: Any, runner: Any) -> None:
             check_sources(config, trained, validated)  # the trainer logs its warnings
     if run_keys.HANG_MINUTES in config.trainer:
         run_keys.hang_seconds(config.trainer[run_keys.HANG_MINUTES])
-
-
-def _runner_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the class of the trainer's process, out of what follows the configuration."""
-    if args:
-        return args[0]
-    return kwargs.get("task_runner_class")
-
-
-def _with_runner(
-    runner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what follows the configuration, with another class in the same place."""
-    if args:
-        return (runner, *args[1:]), kwargs
-    return args, {**kwargs, "task_runner_class": runner}

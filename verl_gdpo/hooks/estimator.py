@@ -20,8 +20,9 @@ from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import RewardError
 from verl_gdpo.hooks.advantage_step import AdvantageStep, current_step
+from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.configuration import KL_IN_REWARD
-from verl_gdpo.hooks.extend import Function, load, record_of
+from verl_gdpo.hooks.extend import load, record_of
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -38,12 +39,12 @@ NO_REWARDS = (
 fitting: ContextVar[Any] = ContextVar("verl_gdpo_legacy_trainer", default=None)
 
 
-def compute_in_step(original: Function, *args: Any, **kwargs: Any) -> Any:
+def compute_in_step(call: Call) -> Any:
     """Stay out of the way of a V1 trainer, which has opened a step; else open one."""
     if current_step() is not None:
-        return original(*args, **kwargs)
+        return call.hand_on()
     # A run of V1 never needs this module, and so does not import it.
-    return load("verl_gdpo.hooks.legacy:compute_in_step")(original, *args, **kwargs)
+    return load("verl_gdpo.hooks.legacy:compute_in_step")(call)
 
 
 def compute_gdpo(

@@ -2,8 +2,8 @@
 
 The tables of what is changed are in `verl_gdpo/plugin.py`, `verl_gdpo/tools/run/plugin.py` and
 `verl_gdpo/cpu/plugin.py`. What is put in the place of verl's function is a plain function, which
-Ray can pickle even if a user's `__main__` holds it. It imports ours at its first call, and passes
-verl's own as the first argument.
+Ray can pickle even if a user's `__main__` holds it. It imports ours at its first call, and gives it
+the call: see `call.py`.
 
 Two tables may extend one function of verl. Ours of the first table of `TABLES` is called first,
 whichever table was loaded first.
@@ -26,6 +26,7 @@ from typing import Any
 
 import wrapt
 
+from verl_gdpo.hooks.call import Call, Parameters
 from verl_gdpo.hooks.refusal import refuse, refuse_or_call, warn
 
 Function = Callable[..., Any]
@@ -42,8 +43,8 @@ class Extension:
 
     module: of verl.
     path: FUNCTION, CLASS or CLASS.METHOD in the module.
-    replacement: our function, as MODULE:FUNCTION.
-    needs: the parameters that verl's function must have.
+    replacement: our function, as MODULE:FUNCTION. It gets the call, which it hands on.
+    needs: the parameters that verl's function must have: those that ours asks the call for.
     at_construction: whether it is extended when a trainer or its buffer is made, and for that
         instance alone; else as soon as verl has imported the module.
     only_for: what needs it, and what to do without it; gdpo itself does not need it then.
@@ -219,13 +220,14 @@ def _comes_before(one: Extension, other: Extension) -> bool:
 
 
 def _standing_for(original: Function, extension: Extension) -> Function:
-    """Return a function that calls ours with verl's; a coroutine function for one of verl."""
+    """Return a function that gives the call to ours; a coroutine function for one of verl."""
+    parameters = Parameters.of(original).beside(_parameters_of_verls(extension))
     if inspect.iscoroutinefunction(original):
 
         @functools.wraps(original)
         async def wait_instead(*args: Any, **kwargs: Any) -> Any:
             with _turn(extension, args) as function:
-                return await function(original, *args, **kwargs)
+                return await function(Call(original, args, kwargs, parameters))
 
         stand_in: Any = wait_instead
     else:
@@ -233,11 +235,20 @@ def _standing_for(original: Function, extension: Extension) -> Function:
         @functools.wraps(original)
         def call_instead(*args: Any, **kwargs: Any) -> Any:
             with _turn(extension, args) as function:
-                return function(original, *args, **kwargs)
+                return function(Call(original, args, kwargs, parameters))
 
         stand_in = call_instead
     stand_in.verl_gdpo_extension = extension
     return stand_in  # type: ignore[no-any-return]
+
+
+def _parameters_of_verls(extension: Extension) -> Parameters:
+    """Return the parameters of verl's own function, which one of the user's may override."""
+    try:
+        owner, name = _place(sys.modules[extension.module], extension.path)
+        return Parameters.of(getattr(owner, name))
+    except (KeyError, AttributeError):
+        return Parameters()
 
 
 # --- calling ours ---------------------------------------------------------------------------------
@@ -262,8 +273,8 @@ def _turn(extension: Extension, args: tuple[Any, ...]) -> Iterator[Function]:
         record.busy.discard(call)
 
 
-def call_original(original: Function, *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs)
+def call_original(call: Call) -> Any:
+    return call.hand_on()
 
 
 @functools.cache

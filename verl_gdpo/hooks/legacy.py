@@ -19,7 +19,7 @@ Relies on verl 0.9:
 
 import inspect
 from collections import defaultdict
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,8 +33,9 @@ from verl_gdpo.algorithm.values import RewardError, as_numbers_or_text, check_na
 from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
 from verl_gdpo.hooks.agent_loop import IS_OURS
+from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.estimator import NO_REWARDS, fitting
-from verl_gdpo.hooks.extend import Function, extend_instance, record_of
+from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.rollout_guard import naming_the_dead
 from verl_gdpo.hooks.trainer import TrainerRecord
 from verl_gdpo.scoring.function_list import refuse_without_v1
@@ -64,26 +65,28 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
     return record
 
 
-def create_dataloader(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+def create_dataloader(call: Call) -> Any:
     """Extend the trainer, and check its rows."""
-    record = extend(self, self.config)
+    trainer = call.instance
+    record = extend(trainer, trainer.config)
     if record is None:
-        return original(self, *args, **kwargs)
+        return call.hand_on()
     # The trainer of one_step_off_policy makes no executor, and verl's dumps need one.
-    if not hasattr(self, "_dump_executor"):
-        self._init_dump_executor()
-    result = original(self, *args, **kwargs)
-    record.check_rows(self)
+    if not hasattr(trainer, "_dump_executor"):
+        trainer._init_dump_executor()
+    result = call.hand_on()
+    record.check_rows(trainer)
     return result
 
 
-def fit(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+def fit(call: Call) -> Any:
     """Let verl's functions know the trainer, and name an actor that died."""
-    with _fitting(self):
-        result = original(self, *args, **kwargs)
+    trainer = call.instance
+    with _fitting(trainer):
+        result = call.hand_on()
     # After a decorator, a coroutine function may not look like one. Its result does.
     if inspect.isawaitable(result):
-        return _wait(self, result)
+        return _wait(trainer, result)
     return result
 
 
@@ -107,49 +110,47 @@ def _fitting(trainer: Any) -> Iterator[None]:
         fitting.reset(token)
 
 
-def get_gen_batch(original: Function, self: Any, batch: Any) -> Any:
+def get_gen_batch(call: Call) -> Any:
     """Tell the reward manager the step: its weights and scorers may have a schedule."""
-    batch = original(self, batch)
+    batch = call.hand_on()
     # verl splits the batch among its workers, so that each row has to bring the number.
-    batch.non_tensor_batch["global_steps"] = np.full(len(batch), self.global_steps)
+    batch.non_tensor_batch["global_steps"] = np.full(len(batch), call.instance.global_steps)
     return batch
 
 
-def log_rollout_data(
-    original: Function, self: Any, batch: Any, infos: dict[str, Any], *args: Any
-) -> None:
+def log_rollout_data(call: Call) -> Any:
     """Name the rows by the keys that they had in `compute_in_step`.
 
     They are not numbered again: the trainer may have left out rows since, or changed their order.
     """
     # A batch whose advantages were computed elsewhere has none, and the dump then says so.
-    keys = batch.non_tensor_batch.get(KEYS, batch.non_tensor_batch["uid"]).tolist()
-    infos_with_keys = dict(infos)
+    columns = call["batch"].non_tensor_batch
+    keys = columns.get(KEYS, columns["uid"]).tolist()
+    infos_with_keys = dict(call["reward_extra_infos_dict"])
     infos_with_keys["uid"] = keys
-    any_trainer.log_rollout_data(original, self, batch, infos_with_keys, *args)
+    return any_trainer.log_rollout_data(call.changed(reward_extra_infos_dict=infos_with_keys))
 
 
 # --- its batches ---------------------------------------------------------------------------------
 
 
-def compute_in_step(original: Function, *args: Any, **kwargs: Any) -> Any:
+def compute_in_step(call: Call) -> Any:
     """Open a step, and keep what came of it.
 
     In a loop of the user's, without a trainer of verl's, this is done for adv_estimator=gdpo alone.
     """
-    arguments = inspect.signature(original).bind(*args, **kwargs).arguments
-    data = arguments["data"]
-    adv_estimator = arguments["adv_estimator"]
+    data = call["data"]
+    adv_estimator = call["adv_estimator"]
     trainer = fitting.get()
     # Nobody has asked us to look at a loop of the user's with another estimator.
     if trainer is None and adv_estimator != "gdpo":
-        return original(*args, **kwargs)
+        return call.hand_on()
     # verl's own estimators use the summed reward, with what was added to it.
     if adv_estimator == "gdpo":
         refuse_penalty(data)
-    with _step_of(data, trainer, arguments.get("config")) as step:
+    with _step_of(data, trainer, call.get("config")) as step:
         step.check(adv_estimator)
-        result = original(*args, **kwargs)
+        result = call.hand_on()
     step.advantages = TokenAdvantages.of(result.batch)
     # The dump needs them, and the trainer may leave out rows before it.
     result.non_tensor_batch[KEYS] = np.array(step.keys, dtype=object)
@@ -267,9 +268,10 @@ def refuse_penalty(data: Any) -> None:
         )
 
 
-def extract_with_columns(original: Function, batch: Any, *args: Any, **kwargs: Any) -> Any:
+def extract_with_columns(call: Call) -> Any:
     """Make columns that verl can average and write; RewardError for a name that verl uses."""
-    extracted = original(batch, *args, **kwargs)
+    batch = call["batch"]
+    extracted = call.hand_on()
     # Another reward manager may return what it likes.
     if IS_OURS not in batch.non_tensor_batch:
         return extracted
@@ -286,36 +288,31 @@ def extract_with_columns(original: Function, batch: Any, *args: Any, **kwargs: A
     return scores, columns
 
 
-def compute_all_metrics(original: Function, batch: Any, *args: Any, **kwargs: Any) -> Any:
+def compute_all_metrics(call: Call) -> Any:
     """Add the metrics in `meta_info[METRICS_KEY]`."""
-    metrics = original(batch, *args, **kwargs)
+    metrics = call.hand_on()
     # A script of the user's may hand over another object than verl's DataProto.
-    ours = getattr(batch, "meta_info", {}).get(METRICS_KEY)
+    ours = getattr(call["batch"], "meta_info", {}).get(METRICS_KEY)
     if ours is None:
         return metrics
     return {**metrics, **ours}
 
 
-def leave_out_none(
-    original: Function,
-    data_sources: Sequence[str],
-    sample_uids: Sequence[str],
-    infos_dict: Mapping[str, Sequence[Any]],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def leave_out_none(call: Call) -> Any:
     """Ignore None in each column of our trainers.
 
     The columns that have values in the same rows go to verl together.
 
     verl 0.9.0 and 0.10.0.dev cannot average None; 0.9.1 can, since it takes `expected_acc_counts`.
     """
-    can_average_none = "expected_acc_counts" in inspect.signature(original).parameters
+    can_average_none = call.takes("expected_acc_counts")
     if can_average_none or not any_trainer.averages_ours.get():
-        return original(data_sources, sample_uids, infos_dict, *args, **kwargs)
+        return call.hand_on()
+    data_sources = call["data_sources"]
+    sample_uids = call["sample_uids"]
     # {rows: the columns that have values in these rows}
     present: defaultdict[tuple[int, ...], dict[str, Any]] = defaultdict(dict)
-    for name, column in infos_dict.items():
+    for name, column in call["infos_dict"].items():
         rows = tuple(row for row, value in enumerate(column) if value is not None)
         present[rows][name] = [column[row] for row in rows]
 
@@ -323,8 +320,10 @@ def leave_out_none(
     for rows, columns in present.items():
         sources_of_rows = [data_sources[row] for row in rows]
         uids_of_rows = [sample_uids[row] for row in rows]
-        of_rows = original(sources_of_rows, uids_of_rows, columns, *args, **kwargs)
-        for source, metrics in of_rows.items():
+        of_rows = call.changed(
+            data_sources=sources_of_rows, sample_uids=uids_of_rows, infos_dict=columns
+        )
+        for source, metrics in of_rows.hand_on().items():
             result[source].update(metrics)
     return result
 
@@ -332,38 +331,36 @@ def leave_out_none(
 # --- fully_async_policy --------------------------------------------------------------------------
 
 
-def construct_trainer(
-    original: Function, self: Any, config: Any, *args: Any, **kwargs: Any
-) -> None:
+def construct_trainer(call: Call) -> Any:
     """Extend the trainer if gdpo is in use."""
-    extend(self, config)
-    original(self, config, *args, **kwargs)
+    extend(call.instance, call["config"])
+    return call.hand_on()
 
 
-async def fit_trainer(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+async def fit_trainer(call: Call) -> Any:
     """Do what we do in every legacy trainer."""
     # Ray has this class before a trainer is made, so a trainer without gdpo comes here too.
-    if record_of(self) is None:
-        return await original(self, *args, **kwargs)
-    return await fit(original, self, *args, **kwargs)
+    if record_of(call.instance) is None:
+        return await call.hand_on()
+    return await fit(call)
 
 
-async def generate_and_note(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+async def generate_and_note(call: Call) -> Any:
     """Note what ended the generation."""
     try:
-        return await original(self, *args, **kwargs)
+        return await call.hand_on()
     except Exception as error:
-        record = record_of(self)
+        record = record_of(call.instance)
         # verl drops the error, so that `fit_rollouter` has to raise it again.
         if record is not None:
             record.ended_by = error
         raise
 
 
-async def fit_rollouter(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+async def fit_rollouter(call: Call) -> Any:
     """Raise what ended the generation."""
-    result = await original(self, *args, **kwargs)
-    record = record_of(self)
+    result = await call.hand_on()
+    record = record_of(call.instance)
     if record is not None and record.ended_by is not None:
         raise record.ended_by
     return result

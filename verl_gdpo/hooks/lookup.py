@@ -14,7 +14,8 @@ from packaging.specifiers import SpecifierSet
 
 from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.hooks import extend
-from verl_gdpo.hooks.extend import Extension, Function
+from verl_gdpo.hooks.call import Call
+from verl_gdpo.hooks.extend import Extension
 from verl_gdpo.hooks.refusal import names_gdpo, raise_refusals, refusals, versions
 
 V1 = "verl.trainer.ppo.v1"
@@ -22,10 +23,10 @@ EXPERIMENTAL = "verl.experimental.fully_async_policy"
 LEGACY_TRAINER = "RayPPOTrainer."
 
 
-def refuse_configuration(need_critic: Function, config: Any) -> Any:
+def refuse_configuration(call: Call) -> Any:
     """Raise RuntimeError if gdpo is configured and cannot run."""
-    refuse_gdpo(config)
-    return need_critic(config)
+    refuse_gdpo(call["config"])
+    return call.hand_on()
 
 
 def refuse_gdpo(config: Any) -> None:
@@ -35,17 +36,17 @@ def refuse_gdpo(config: Any) -> None:
         raise_refusals()
 
 
-def find_estimator(get_adv_estimator_fn: Function, name_or_enum: Any) -> Any:
+def find_estimator(call: Call) -> Any:
     """Return our estimator for "gdpo"."""
-    if name_or_enum != "gdpo":
-        return get_adv_estimator_fn(name_or_enum)
+    if call["name_or_enum"] != "gdpo":
+        return call.hand_on()
     return _ours("verl_gdpo.hooks.estimator:compute_gdpo")
 
 
-def find_manager(get_reward_manager_cls: Function, name: str) -> Any:
+def find_manager(call: Call) -> Any:
     """Return our reward manager for "gdpo"."""
-    if name != "gdpo":
-        return get_reward_manager_cls(name)
+    if call["name"] != "gdpo":
+        return call.hand_on()
     return _ours("verl_gdpo.hooks.reward_manager:GdpoRewardManager")
 
 

@@ -6,10 +6,10 @@ where verl asks before it makes a trainer.
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from verl_gdpo import SUPPORTED_VERL
+from verl_gdpo.hooks.call import Call
 
 # The keys that may name our estimator or manager. The last one is of versions before 0.9.
 NAMED_IN = ("algorithm.adv_estimator", "reward.reward_manager.name", "reward_model.reward_manager")
@@ -53,8 +53,9 @@ def names_gdpo(value: Any) -> bool:
     return isinstance(value, str) and value == "gdpo"
 
 
-def refuse_or_call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def refuse_or_call(call: Call) -> Any:
     """Stand for a function of ours that cannot be imported."""
-    if any(names_gdpo(value) for value in (*args, *kwargs.values())):
+    values = [*call.args, *call.kwargs.values()]
+    if any(names_gdpo(value) for value in values):
         raise_refusals()
-    return original(*args, **kwargs)
+    return call.hand_on()

@@ -21,7 +21,7 @@ and the fields `extra_fields` (with verl's `reward_extra_info`) and `data_source
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -37,7 +37,8 @@ from verl_gdpo.algorithm.group_filter import (
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.settings import WHERE, GdpoSettings
 from verl_gdpo.algorithm.values import NOTES_KEY, check_names
-from verl_gdpo.hooks.extend import Function, record_of
+from verl_gdpo.hooks.call import Call
+from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
 
 logger = logging.getLogger(__name__)
@@ -220,13 +221,15 @@ class BufferRecord:
 # --- verl's methods, in the order in which a batch passes them ------------------------------------
 
 
-def sync_metadata(original: Function, self: Any) -> None:
+def sync_metadata(call: Call) -> Any:
     """Look for lost rollouts."""
-    original(self)
+    buffer = call.instance
+    result = call.hand_on()
     prompts = {}
-    for partition_id in set(self.finished_keys) | set(self.failure_keys):
-        prompts[partition_id] = _prompts_of(self, partition_id)
-    record_of(self).guard.check(prompts)
+    for partition_id in set(buffer.finished_keys) | set(buffer.failure_keys):
+        prompts[partition_id] = _prompts_of(buffer, partition_id)
+    record_of(buffer).guard.check(prompts)
+    return result
 
 
 def _prompts_of(buffer: Any, partition_id: str) -> Prompts:
@@ -264,22 +267,24 @@ def _prompts_of(buffer: Any, partition_id: str) -> Prompts:
     )
 
 
-def eviction_reasons(original: Function, self: Any, global_steps: int, partition_id: str) -> Any:
+def eviction_reasons(call: Call) -> Any:
     """Note the step, whose weights decide."""
-    record_of(self).step = global_steps
-    return original(self, global_steps, partition_id)
+    record_of(call.instance).step = call["global_steps"]
+    return call.hand_on()
 
 
-def filtered_keys(original: Function, self: Any, partition_id: str) -> Any:
+def filtered_keys(call: Call) -> Any:
     """Classify new groups before verl reads its cache."""
-    record: BufferRecord = record_of(self)
-    if record.is_early(self, partition_id):
+    buffer = call.instance
+    partition_id = call["partition_id"]
+    record: BufferRecord = record_of(buffer)
+    if record.is_early(buffer, partition_id):
         return set(), Counter()
     # A buffer of the user may lack the attribute.
-    is_filtering = getattr(self, "filter_groups_metric", None) is not None
+    is_filtering = getattr(buffer, "filter_groups_metric", None) is not None
     if is_filtering and partition_id != "val":
-        _classify_finished(self, record, partition_id)
-    return original(self, partition_id)
+        _classify_finished(buffer, record, partition_id)
+    return call.hand_on()
 
 
 def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> None:
@@ -307,73 +312,73 @@ def _checked_rows_of(buffer: Any, partition_id: str, uids: set[str]) -> BatchRow
     return record.checked_rows(keys, partition_id, tags)
 
 
-def clear_groups(original: Function, self: Any, partition_id: str, uids: set[str]) -> None:
+def clear_groups(call: Call) -> Any:
     """Read the errors of the groups that verl drops: stale, failed, without signal, surplus."""
-    _checked_rows_of(self, partition_id, uids)
-    original(self, partition_id, uids)
+    _checked_rows_of(call.instance, call["partition_id"], call["uids"])
+    return call.hand_on()
 
 
-def sampleable_keys(original: Function, self: Any, partition_id: str, reasons: Any) -> Any:
+def sampleable_keys(call: Call) -> Any:
     """Wait for all prompts of a round."""
-    if record_of(self).is_early(self, partition_id):
+    buffer = call.instance
+    if record_of(buffer).is_early(buffer, call["partition_id"]):
         return set()
-    return original(self, partition_id, reasons)
+    return call.hand_on()
 
 
-def select_prompts(
-    original: Function, self: Any, partition_id: str, sampleable: set[str], batch_size: int
-) -> Any:
+def select_prompts(call: Call) -> Any:
     """Select in the order in which verl sent the prompts out.
 
     Raises:
         RolloutError: nothing is left of any selected prompt.
     """
-    uids: Collection[str] = sampleable
+    buffer = call.instance
+    partition_id = call["partition_id"]
     # verl sorts by the step alone. A sampler of the user gets the set, as from verl.
-    if original.__module__ == VERLS:
-        uids = [uid for uid in self.prompt_global_steps[partition_id] if uid in sampleable]
-    selected = original(self, partition_id, uids, batch_size)
+    if call.original.__module__ == VERLS:
+        sampleable = call["sampleable_keys"]
+        in_order = [uid for uid in buffer.prompt_global_steps[partition_id] if uid in sampleable]
+        call = call.changed(sampleable_keys=in_order)
+    selected = call.hand_on()
     # verl returns the prompts, {key: tag} of all rows, and more, which goes on as it is.
     prompts = selected[0]
     row_tags = selected[1]
     left = {RowKey.of_text(key).uid for key in row_tags}
     if left.isdisjoint(prompts):
-        guard = record_of(self).guard
+        guard = record_of(buffer).guard
         guard.raise_failed(f"all {len(prompts)}", partition_id, min(prompts))
     return selected
 
 
-def materialize_batch(
-    original: Function,
-    self: Any,
-    partition_id: str,
-    selected_prompt_uids: list[str],
-    partition_snapshot: dict[str, Any],
-) -> Any:
+def materialize_batch(call: Call) -> Any:
     """Sort the rows by the place of their prompt, session and number."""
+    snapshot = call["partition_snapshot"]
     # Rollouts arrive in any order, and the order of rows decides which share a mini-batch.
-    place_of = {uid: place for place, uid in enumerate(selected_prompt_uids)}
+    place_of = {uid: place for place, uid in enumerate(call["selected_prompt_uids"])}
     order = {}
-    for text in partition_snapshot:
+    for text in snapshot:
         key = RowKey.of_text(text)
         if key.uid in place_of:
             order[text] = (place_of[key.uid], key.session, key.index)
-    in_order = {text: partition_snapshot[text] for text in sorted(order, key=order.__getitem__)}
-    return original(self, partition_id, selected_prompt_uids, in_order)
+    in_order = {text: snapshot[text] for text in sorted(order, key=order.__getitem__)}
+    return call.changed(partition_snapshot=in_order).hand_on()
 
 
-def sample(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+def sample(call: Call) -> Any:
     """Check the rows of the batch."""
-    record: BufferRecord = record_of(self)
-    batch, metrics = original(self, *args, **kwargs)
+    record: BufferRecord = record_of(call.instance)
+    sampled = call.hand_on()
+    # verl returns the batch, {name: metric}, and maybe more, which goes on as it is.
+    batch = sampled[0]
+    metrics = sampled[1]
     rows = record.checked_rows(batch.keys, batch.partition_id, batch.tags)
     # Validation filters no groups, and so does not end what the filter counts.
     if batch.partition_id != "val" and record.metric is not None:
         record.metric.check_known(rows)
-        metrics |= record.metric.metrics()
+        metrics.update(record.metric.metrics())
         if record.settings is not None:
             record.counts.check_seen(record.settings, rows)
-        metrics |= record.counts.metrics()
+        metrics.update(record.counts.metrics())
         record.notes.clear()
     record.guard.end_batch(batch.partition_id)
-    return batch, metrics
+    return sampled

@@ -8,7 +8,7 @@ Relies on verl 0.9:
   tensors `advantages` and `response_mask` of all rows, in the order of the batch.
 V1 and legacy trainers both have:
 - `config`, `global_steps`, `train_dataset` and `val_dataset`;
-- `_dump_generations(*, reward_extra_infos_dict, ...)`, which both call with keywords;
+- `_dump_generations(reward_extra_infos_dict, ...)`;
 - `_val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, ...)`.
 """
 
@@ -41,6 +41,7 @@ from verl_gdpo.hooks.before_training import (
     scored_rows,
     training_sources,
 )
+from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.configuration import (
     has_gdpo,
     has_own_scorer,
@@ -49,7 +50,7 @@ from verl_gdpo.hooks.configuration import (
     warn_once,
 )
 from verl_gdpo.hooks.dump import DumpRows
-from verl_gdpo.hooks.extend import Function, extend_instance, record_of
+from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.refusal import raise_refusals
 from verl_gdpo.hooks.replay_buffer import BufferRecord, zero_masks
 from verl_gdpo.hooks.rollout_guard import (
@@ -180,95 +181,97 @@ def warn_of_paid_failures(config: Any, settings: GdpoSettings) -> None:
 # --- V1 trainers --------------------------------------------------------------------------------
 
 
-def construct(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+def construct(call: Call) -> Any:
     """Extend a new trainer if its configuration has gdpo.
 
     One whose constructor hands on something else than verl's configuration is made as it is.
     """
-    if args:
-        config = args[0]
-    else:
-        config = kwargs.get("config")
+    config = call.get("config")
     if OmegaConf.is_config(config):
         record = TrainerRecord.of(config)
         if record is not None:
-            extend_instance(self, "PPOTrainer", record)
-    original(self, *args, **kwargs)
+            extend_instance(call.instance, "PPOTrainer", record)
+    return call.hand_on()
 
 
-def set_up(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+def set_up(call: Call) -> Any:
     """Ask the reward workers; refuse a trainer that is not extended.
 
     It would train on 0 where a reward is not known.
     """
-    record = record_of(self)
+    trainer = call.instance
+    record = record_of(trainer)
     # The record of a new trainer, if its constructor had let us make one.
-    if record is None and TrainerRecord.of(self.config) is not None:
+    if record is None and TrainerRecord.of(trainer.config) is not None:
+        name = f"{type(trainer).__module__}.{type(trainer).__name__}"
         raise RuntimeError(
-            f"gdpo: the trainer {type(self).__module__}.{type(self).__name__} is not extended by "
-            "verl-gdpo, because its constructor did not call that of verl's PPOTrainer with "
-            "verl's configuration"
+            f"gdpo: the trainer {name} is not extended by verl-gdpo, because its constructor did "
+            "not call that of verl's PPOTrainer with verl's configuration"
         )
     if record is None:
-        return original(self, *args, **kwargs)
+        return call.hand_on()
     # Memory may end while the model is loaded, and Ray's error does not name the process.
-    with naming_the_dead(self):
-        result = original(self, *args, **kwargs)
+    with naming_the_dead(trainer):
+        result = call.hand_on()
     if record.has_manager:
-        check_reward_workers(self.reward_loop_manager.reward_loop_workers, record.sources)
+        check_reward_workers(trainer.reward_loop_manager.reward_loop_workers, record.sources)
     return result
 
 
-def init_dataloader(original: Function, self: Any) -> None:
+def init_dataloader(call: Call) -> Any:
     """Check the rows before a model is loaded."""
-    original(self)
-    record_of(self).check_rows(self)
+    result = call.hand_on()
+    record_of(call.instance).check_rows(call.instance)
+    return result
 
 
-def fit(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+def fit(call: Call) -> Any:
     """Name the actor that died."""
-    with naming_the_dead(self):
-        original(self, *args, **kwargs)
+    with naming_the_dead(call.instance):
+        return call.hand_on()
 
 
-def build_replay_buffer(original: Function, self: Any) -> Any:
+def build_replay_buffer(call: Call) -> Any:
     """Extend the new buffer."""
-    buffer = original(self)
-    record = record_of(self)
+    trainer = call.instance
+    buffer = call.hand_on()
+    record = record_of(trainer)
     record.queue_actors = queue_actors()
-    prompts = self.config.data.train_batch_size
-    rollout = self.config.actor_rollout_ref.rollout
+    prompts = trainer.config.data.train_batch_size
+    rollout = trainer.config.actor_rollout_ref.rollout
     # `full_determinism` asks for runs that can be repeated. Asynchronous runs cannot.
-    is_sync = self.config.trainer.v1.trainer_mode == "sync"
+    is_sync = trainer.config.trainer.v1.trainer_mode == "sync"
     of_buffer = BufferRecord(
-        RolloutGuard(functools.partial(rollout_actors, self), tolerated=prompts - 1),
+        RolloutGuard(functools.partial(rollout_actors, trainer), tolerated=prompts - 1),
         in_rounds=is_sync and rollout.full_determinism,
         samples=prompts * rollout.n,
     )
     # With another estimator, verl's own rule says which groups give a gradient.
-    if self.config.algorithm.adv_estimator == "gdpo":
+    if trainer.config.algorithm.adv_estimator == "gdpo":
         of_buffer.filter_by(record.settings, getattr(buffer, "filter_groups_metric", None))
     extend_instance(buffer, "ReplayBuffer", of_buffer)
     return buffer
 
 
-def compute_advantage(original: Function, self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+def compute_advantage(call: Call) -> Any:
     """Open a step, and keep what comes of it."""
-    record = record_of(self)
-    rows = record_of(self.replay_buffer).take_rows(batch, self.global_steps)
+    trainer = call.instance
+    batch = call["batch"]
+    record = record_of(trainer)
+    rows = record_of(trainer.replay_buffer).take_rows(batch, trainer.global_steps)
     with AdvantageStep(record.settings, rows) as step:
-        step.check(self.config.algorithm.adv_estimator)
+        step.check(trainer.config.algorithm.adv_estimator)
         # verl's own padding has no tokens in the loss, and what was dropped just now still has.
         is_dropped_B = step.rows.is_padding_B & ~rows.is_padding_B
         if is_dropped_B.any():
             zero_masks(batch, is_dropped_B)
-        result = original(self, batch, metrics)
+        result = call.hand_on()
     lengths = [tag["response_len"] for tag in batch.tags]
-    metrics.update(record.keep(self, step, lengths))
+    call["metrics"].update(record.keep(trainer, step, lengths))
     return result
 
 
-def compute_and_note(original: Function, data: Any, *args: Any, **kwargs: Any) -> Any:
+def compute_and_note(call: Call) -> Any:
     """Add the advantages to the step of our trainers.
 
     To get the same numbers later, we would have to fetch two columns of tokens from TransferQueue.
@@ -276,13 +279,13 @@ def compute_and_note(original: Function, data: Any, *args: Any, **kwargs: Any) -
     step = current_step()
     # Another trainer of this process, which has no gdpo, calls the same function.
     if step is None:
-        return original(data, *args, **kwargs)
+        return call.hand_on()
     is_padding_B = step.rows.is_padding_B
     if is_padding_B.any():
         # verl's estimators look at all rows of a group, so each dropped row becomes one of its own.
-        uids = data.non_tensor_batch["uid"]
-        data.non_tensor_batch["uid"] = np.where(is_padding_B, step.keys, uids)
-    data = original(data, *args, **kwargs)
+        columns = call["data"].non_tensor_batch
+        columns["uid"] = np.where(is_padding_B, step.keys, columns["uid"])
+    data = call.hand_on()
     step.advantages = TokenAdvantages.of(data.batch)
     return data
 
@@ -290,43 +293,35 @@ def compute_and_note(original: Function, data: Any, *args: Any, **kwargs: Any) -
 # --- any trainer --------------------------------------------------------------------------------
 
 
-def log_rollout_data(original: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+def log_rollout_data(call: Call) -> Any:
     """Let `dump_generations` know the rows of a step from those of validation."""
-    record = record_of(self)
+    record = record_of(call.instance)
     record.is_dumping_rollouts = True
     try:
-        original(self, *args, **kwargs)
+        return call.hand_on()
     finally:
         record.is_dumping_rollouts = False
 
 
-def dump_generations(
-    original: Function, self: Any, *, reward_extra_infos_dict: dict[str, list[Any]], **kwargs: Any
-) -> None:
+def dump_generations(call: Call) -> Any:
     """Add our columns to the rows of a step; of validation, write what JSON can hold."""
-    record = record_of(self)
+    record = record_of(call.instance)
+    infos: Mapping[str, list[Any]] = call["reward_extra_infos_dict"]
     # After the dump of a validation, verl averages its own columns, so they stay as they are.
     columns: dict[str, list[Any]] = {}
     if record.is_dumping_rollouts:
-        columns.update(reward_extra_infos_dict)
-        columns.update(record.dump_rows.columns(reward_extra_infos_dict["uid"]))
+        columns.update(infos)
+        columns.update(record.dump_rows.columns(infos["uid"]))
     else:
-        for name, values in reward_extra_infos_dict.items():
+        for name, values in infos.items():
             if name not in NOT_IN_VALIDATION:
                 columns[str(name)] = [as_json(value, str(name)) for value in values]
-    original(self, reward_extra_infos_dict=columns, **kwargs)
+    return call.changed(reward_extra_infos_dict=columns).hand_on()
 
 
-def update_validation_metrics(
-    original: Function,
-    self: Any,
-    sources: Any,
-    uids: Any,
-    infos: dict[str, list[Any]],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def update_validation_metrics(call: Call) -> Any:
     """Leave out what is not a reward, dropped samples, and those to which `acc` does not apply."""
+    infos = call["reward_extra_infos_dict"]
     empty_dropped(infos)
     averaged = {}
     for name, column in infos.items():
@@ -334,14 +329,16 @@ def update_validation_metrics(
         is_rubric = str(name).startswith(RUBRIC_KEY)
         if name not in NOT_IN_VALIDATION and not is_rubric:
             averaged[name] = as_numbers_or_text(column)
-    # verl has this keyword since 0.9.1. It is empty, or None, where nothing is expected.
-    expected = kwargs.get("expected_acc_counts")
+    averaging = call.changed(reward_extra_infos_dict=averaged)
+    # verl has this argument since 0.9.1. It is empty, or None, where nothing is expected.
+    expected = call.get("expected_acc_counts")
     if expected:
         accuracies = averaged.get("acc", [])
-        kwargs["expected_acc_counts"] = _that_apply(expected, sources, uids, accuracies)
+        counts = _that_apply(expected, call["data_sources"], call["sample_uids"], accuracies)
+        averaging = averaging.changed(expected_acc_counts=counts)
     token = averages_ours.set(True)
     try:
-        return original(self, sources, uids, averaged, *args, **kwargs)
+        return averaging.hand_on()
     finally:
         averages_ours.reset(token)
 

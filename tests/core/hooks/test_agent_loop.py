@@ -28,6 +28,7 @@ from agent_loop_worker import (
 from memory_queue import MemoryQueue
 from omegaconf import OmegaConf
 from repository import REPO
+from stand_in import stand_in
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls
@@ -122,7 +123,7 @@ class LegacyTrainer(ray_trainer.RayPPOTrainer):
         self.config, self.tokenizer = config, tokenizer
         self.global_steps, self.use_rm = 7, False
         self.train_dataset = self.val_dataset = None
-        legacy.create_dataloader(lambda self: None, self)
+        stand_in(legacy.create_dataloader, lambda self: None)(self)
 
     def fit(self, data, generate):
         data = data.union(generate(self._get_gen_batch(data)))
@@ -377,11 +378,11 @@ def test_a_reward_function_knows_whether_this_is_validation():
     async def session(self, sampling_params, trajectory, number):
         output = made_output(number)
         output.metrics.tool_calls = 0.5
-        await agent_loop.compute_and_mark(compute, self, [output], {})
+        await stand_in(agent_loop.compute_and_mark, compute)(self, [output], {})
         assert not {"is_validation", "tool_seconds"} & output.extra_fields.keys()
 
     async def both():
-        run = functools.partial(agent_loop.run_and_note, session, worker, {})
+        run = functools.partial(stand_in(agent_loop.run_and_note, session), worker, {})
         await asyncio.gather(*(run({"validate": bool(number)}, number=number) for number in (0, 1)))
 
     seen = []
@@ -415,7 +416,8 @@ def test_sessions_wait_for_those_that_neither_failed_nor_were_cancelled(fails):
         if number == 1:
             raise RuntimeError("the server is gone")
         output = made_output(number)
-        await agent_loop.compute_and_mark(compute, worker, [output], {"session_id": number})
+        mark = stand_in(agent_loop.compute_and_mark, compute)
+        await mark(worker, [output], {"session_id": number})
         return output.reward_score, output.extra_fields[agent_loop.INFO]["rank"]
 
     async def prompt():

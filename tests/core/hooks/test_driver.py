@@ -11,6 +11,7 @@ import pytest
 import verl
 from composed_recipes import composed
 from omegaconf import OmegaConf
+from stand_in import stand_in
 
 from verl_gdpo.hooks import driver, rollout_guard
 from verl_gdpo.hooks.before_training import training_sources
@@ -26,8 +27,13 @@ def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):
     for name in (str(file), "another.py"):
         main = SimpleNamespace(run_ppo=run_ppo, __file__=name)
         monkeypatch.setitem(sys.modules, "__main__", main)
-        driver.check_and_set_device(lambda config: None, None)
+        stand_in(driver.check_and_set_device, lambda config: None)(None)
         assert (main.run_ppo is not run_ppo) == (name == str(file))
+
+
+def never_run(config, task_runner_class=None):
+    """Stand for verl's `run_ppo`, where it must not be called."""
+    raise AssertionError
 
 
 def sources(files, **data):
@@ -75,7 +81,7 @@ def test_a_run_without_gdpo_reads_no_rows(monkeypatch):
     OmegaConf.set_struct(config, False)
     config.run_dir = None
     given = []
-    driver.check_and_run(lambda config, **_: given.append(config), config)
+    stand_in(driver.check_and_run, lambda config: given.append(config))(config)
     assert given == [config]
 
 
@@ -84,7 +90,7 @@ def test_minutes_that_are_no_number_are_refused_before_ray_starts(minutes):
     config = composed("hardware=cpu")
     config.trainer.hang_minutes = minutes
     with pytest.raises(ValueError, match=r"trainer\.hang_minutes=.*expected minutes"):
-        driver.check_and_run(pytest.fail, config)
+        stand_in(driver.check_and_run, never_run)(config)
 
 
 def test_limits_that_only_verls_manager_reads_are_refused_before_ray_starts():
@@ -92,18 +98,28 @@ def test_limits_that_only_verls_manager_reads_are_refused_before_ray_starts():
     for estimator in ([], ["estimator=grpo"]):
         config = composed("hardware=cpu", *estimator, *limits)
         with pytest.raises(ValueError, match=r"^reward\.max_concurrent=2, reward\.max_rpm=60"):
-            driver.check_and_run(pytest.fail, config)
+            stand_in(driver.check_and_run, never_run)(config)
 
 
 def test_tags_that_are_no_pairs_are_refused_before_ray_starts():
     config = composed("hardware=cpu", "+reward.thought_tags=[think]")
     with pytest.raises(ValueError, match=r"^reward\.thought_tags=\['think'\]: expected a list of"):
-        driver.check_and_run(pytest.fail, config)
+        stand_in(driver.check_and_run, never_run)(config)
 
 
 @pytest.mark.parametrize("given", [(("runner",), {}), ((), {"task_runner_class": "runner"})])
-def test_verls_function_gets_the_runner_where_it_was_given(given):
-    assert driver._runner_of(*given) == "runner"
-    args, kwargs = driver._with_runner("another", *given)
-    assert len(args) == len(given[0]) and kwargs.keys() == given[1].keys()
-    assert driver._runner_of(args, kwargs) == "another"
+def test_verls_function_gets_the_runner_where_it_was_given(monkeypatch, given):
+    calls = []
+
+    def run_ppo(*args, **kwargs):
+        calls.append((args, kwargs))
+
+    monkeypatch.setattr(driver, "check_run", lambda config, runner: None)
+    monkeypatch.setattr(driver, "probing", lambda runner: f"probing {runner}")
+    config = composed("hardware=cpu")
+    args, kwargs = given
+    stand_in(driver.check_and_run, run_ppo, like=never_run)(config, *args, **kwargs)
+    ((args, kwargs),) = calls
+    assert args[0] is config
+    assert args[1:] == tuple(f"probing {each}" for each in given[0])
+    assert kwargs == {name: f"probing {value}" for name, value in given[1].items()}

@@ -25,16 +25,16 @@ def calls(monkeypatch):
     """A module of ours: its functions note their calls, and call verl's."""
     calls = []
 
-    def fit(original, self, *args):
+    def fit(call):
         calls.append("fit")
-        return original(self, *args)
+        return call.hand_on()
 
-    async def wait(original, value):
+    async def wait(call):
         calls.append("wait")
-        return await original(value)
+        return await call.hand_on()
 
     ours = types.ModuleType("verl_gdpo.ours")
-    vars(ours).update(fit=fit, wait=wait, add=lambda original, value: original(value) + 1)
+    vars(ours).update(fit=fit, wait=wait, add=lambda call: call.hand_on() + 1)
     monkeypatch.setitem(sys.modules, "verl_gdpo.ours", ours)
     monkeypatch.setattr(refusal, "refusals", [])
     assert verl.__version__  # which the refusal names
@@ -87,7 +87,7 @@ def test_what_is_put_in_the_place_of_verls(verls, calls):
 @pytest.mark.parametrize("order", [("core", "run"), ("run", "core")])
 def test_a_function_may_have_those_of_two_tables(verls, calls, order):
     """Ours of the first table is called first, in whichever order they were loaded, and once."""
-    sys.modules["verl_gdpo.ours"].twice = lambda original, value: 2 * original(value)
+    sys.modules["verl_gdpo.ours"].twice = lambda call: 2 * call.hand_on()
     of_table = {
         "core": Extension("verls", "add", "verl_gdpo.ours:twice"),
         "run": Extension("verls", "add", "verl_gdpo.ours:add", table="run"),
@@ -112,9 +112,9 @@ def test_a_wrapper_of_the_users_stays_around_ours(verls, calls):
 
 @pytest.mark.parametrize("order", [("core", "run"), ("run", "core")])
 def test_a_method_may_have_those_of_two_tables(verls, calls, monkeypatch, order):
-    def check(original, self):
+    def check(call):
         calls.append("check")
-        return original(self)
+        return call.hand_on()
 
     sys.modules["verl_gdpo.ours"].check = check
     of_table = {"core": "verl_gdpo.ours:fit", "run": "verl_gdpo.ours:check"}

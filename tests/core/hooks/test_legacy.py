@@ -4,7 +4,6 @@ These tests run on the installed verl, and with `nox -s verl` on another one.
 """
 
 import asyncio
-import functools
 import inspect
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -17,10 +16,11 @@ import ray
 import torch
 from byte_tokenizer import make_tokenizer
 from omegaconf import OmegaConf
+from stand_in import stand_in
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
-from verl.trainer.ppo import core_algos, ray_trainer
+from verl.trainer.ppo import core_algos, metric_utils, ray_trainer
 from verl.trainer.ppo.reward import extract_reward
 from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
@@ -183,7 +183,7 @@ class Trainer(ray_trainer.RayPPOTrainer):
         columns = {"data_source": [*sources], "reward_model": truths}
         dataset = SimpleNamespace(dataframe=datasets.Dataset.from_dict(columns))
         self.train_dataset, self.val_dataset = dataset, None
-        legacy.create_dataloader(lambda self, *loaded: None, self, 1, 2)
+        stand_in(legacy.create_dataloader, lambda self, *loaded: None)(self, 1, 2)
 
     def fit(self, data, **arguments):
         estimator = self.config.algorithm.adv_estimator
@@ -209,7 +209,7 @@ class ReloadingTrainer(Trainer):
     """As for a curriculum, which loads other data later."""
 
     def fit(self, data, **arguments):
-        legacy.create_dataloader(lambda self, *loaded: None, self, 1, 2)
+        stand_in(legacy.create_dataloader, lambda self, *loaded: None)(self, 1, 2)
         return super().fit(data, **arguments)
 
 
@@ -413,18 +413,19 @@ def test_verls_functions_get_what_they_were_called_with():
         return args[1] if isinstance(args[0], Trainer) else {"x": {"verl's": 1}}
 
     trainer = Trainer()
-    legacy.create_dataloader(verls, trainer, 3, 4, collate=5)
+    stand_in(legacy.create_dataloader, verls)(trainer, 3, 4, collate=5)
     data = batch()
-    assert legacy.get_gen_batch(verls, trainer, data) is data
+    assert stand_in(legacy.get_gen_batch, verls)(trainer, data) is data
     assert data.non_tensor_batch["global_steps"].tolist() == [1] * 8
-    assert legacy.compute_all_metrics(verls, data, False, n=2) == {"x": {"verl's": 1}}
+    add_ours = stand_in(legacy.compute_all_metrics, verls, like=metric_utils.compute_data_metrics)
+    assert add_ours(data, False, n=2) == {"x": {"verl's": 1}}
     columns = (["x"], ["u"], {"a": [1]})
-    assert legacy.leave_out_none(verls, *columns, 7, seed=3) == {"x": {"verl's": 1}}
+    assert stand_in(legacy.leave_out_none, verls)(*columns, 7, seed=3) == {"x": {"verl's": 1}}
 
     def of_0_9_1(*args, expected_acc_counts=None, **kwargs):
         return verls(*args, **kwargs)
 
-    legacy.leave_out_none(of_0_9_1, *columns, 8, seed=4)
+    stand_in(legacy.leave_out_none, of_0_9_1)(*columns, 8, seed=4)
     assert calls == [
         ((trainer, 3, 4), {"collate": 5}),
         ((trainer, data), {}),
@@ -456,12 +457,13 @@ def test_an_asynchronous_trainer_is_extended_when_it_is_made(estimator):
     manager = f"reward.reward_manager.name={'gdpo' if is_ours else 'naive'}"
     config = verl_config(f"algorithm.adv_estimator={estimator}", manager)
     trainer = object.__new__(AsyncTrainer)
-    legacy.construct_trainer(AsyncTrainer.__init__, trainer, config, "actor", kind="async")
+    construct = stand_in(legacy.construct_trainer, AsyncTrainer.__init__)
+    construct(trainer, config, "actor", kind="async")
     assert (trainer.config, trainer.made) == (config, ("actor", "async"))
     record = record_of(trainer)
     assert (record is not None) == is_ours
     assert legacy.extend(trainer, config) is record  # once
-    asyncio.run(legacy.fit_trainer(AsyncTrainer.fit, trainer))
+    asyncio.run(stand_in(legacy.fit_trainer, AsyncTrainer.fit)(trainer))
     assert trainer.fits_in is (trainer if is_ours else None)
     assert hasattr(trainer, "dumps_are_written") == is_ours
     trainer.global_steps = 3
@@ -476,10 +478,10 @@ def test_a_trainer_that_has_a_dump_executor_keeps_it():
     trainer = Trainer()
     trainer._init_dump_executor = lambda: made.append("ours")
     trainer._dump_executor = "its own"
-    legacy.create_dataloader(lambda *_: None, trainer)
+    stand_in(legacy.create_dataloader, lambda *_: None)(trainer)
     del trainer._dump_executor
     assert made == []
-    legacy.create_dataloader(lambda *_: None, trainer)
+    stand_in(legacy.create_dataloader, lambda *_: None)(trainer)
     assert made == ["ours"]
 
 
@@ -501,7 +503,7 @@ def test_what_is_not_ours_is_handed_on_as_it_came():
     def function(data, adv_estimator, gamma=1.0, config=None):
         return data, adv_estimator, gamma, config
 
-    wrapped = functools.partial(legacy.compute_in_step, function)
+    wrapped = stand_in(legacy.compute_in_step, function)
     assert wrapped("data", "gae", 0.5) == ("data", "gae", 0.5, None)
     assert wrapped(config="c", adv_estimator="grpo", data="data") == ("data", "grpo", 1.0, "c")
 
@@ -593,17 +595,19 @@ def averaged_by_a_trainer_with_gdpo(verls, *columns):
     trainer = Trainer()
     attach(trainer, SimpleNamespace())
 
-    def verls_update(self, sources, uids, infos):
-        return leave_out_none(verls, sources, uids, infos)
+    def verls_update(self, data_sources, sample_uids, reward_extra_infos_dict):
+        average = stand_in(leave_out_none, verls)
+        return average(data_sources, sample_uids, reward_extra_infos_dict)
 
-    return update_validation_metrics(verls_update, trainer, *columns)
+    return stand_in(update_validation_metrics, verls_update)(trainer, *columns)
 
 
 @pytest.mark.parametrize(("verls", "is_called"), [(of_0_9_0, False), (of_0_9_1, True)])
 def test_verls_own_validation_is_kept_where_it_takes_none(verls, is_called):
     metrics = averaged_by_a_trainer_with_gdpo(verls, [], [], {})
     assert metrics == ("verl's own" if is_called else {})
-    assert leave_out_none(verls, [], [], {}) == "verl's own"  # without gdpo, whatever it takes
+    # without gdpo, whatever it takes
+    assert stand_in(leave_out_none, verls)([], [], {}) == "verl's own"
 
 
 def means(data_sources, sample_uids, infos_dict):
@@ -624,7 +628,7 @@ def test_validation_averages_what_is_present():
     with pytest.raises(TypeError):
         means(*arguments)
     with pytest.raises(TypeError):  # without gdpo, verl's own is called
-        leave_out_none(means, *arguments)
+        stand_in(leave_out_none, means)(*arguments)
     result = averaged_by_a_trainer_with_gdpo(means, *arguments)
     assert {source: {k: v["mean@1"] for k, v in m.items()} for source, m in result.items()} == {
         "x": {"reward": 1.5, "a": 2.0},

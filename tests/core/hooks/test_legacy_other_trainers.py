@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from omegaconf import OmegaConf
+from stand_in import stand_in
 from verl.experimental.fully_async_policy import fully_async_rollouter
 from verl.trainer import main_ppo
 from verl_batch import GROUPS, REWARDS, batch, verl_config
@@ -58,7 +59,7 @@ def test_one_step_off_policy_dumps(tmp_path):
     rows = {**texts, "reward_extra_infos_dict": {"format": [0.5]}, "dump_path": str(tmp_path)}
     with pytest.raises(AttributeError, match="_dump_executor"):
         trainer._dump_generations(**rows)
-    legacy.create_dataloader(lambda self: None, trainer)
+    stand_in(legacy.create_dataloader, lambda self: None)(trainer)
     trainer._dump_generations(**rows)
     trainer._shutdown_dump_executor()
     assert json.loads((tmp_path / "7.jsonl").read_text())["format"] == 0.5

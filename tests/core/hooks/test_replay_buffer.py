@@ -9,6 +9,7 @@ import pytest
 import torch
 import transfer_queue as tq
 from replay_buffers import made_buffer
+from stand_in import stand_in
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -356,15 +357,18 @@ def test_a_row_without_rewards_or_tag(stored):
 
 def test_verls_methods_get_what_they_were_called_with(queue):
     made, verls = buffer(), Mock()
+    own = type(made)
     put(queue, made, {"u": [(1,), (2,)], "v": [(3,)]})
-    replay_buffer.clear_groups(verls, made, "train", {"u"})
+    stand_in(replay_buffer.clear_groups, verls, like=own._clear_groups)(made, "train", {"u"})
     verls.assert_called_with(made, "train", {"u"})
-    replay_buffer.materialize_batch(verls, made, "train", ["v"], made.partitions["train"])
+    materialize = stand_in(replay_buffer.materialize_batch, verls, like=own._materialize_batch)
+    materialize(made, "train", ["v"], made.partitions["train"])
     verls.assert_called_with(made, "train", ["v"], {"v_0_0": {}})
     record_of(made).in_rounds = True
     made.running_keys["train"].add("w")
-    assert replay_buffer.sampleable_keys(verls, made, "train", {}) == set()
-    replay_buffer.sampleable_keys(verls, made, "val", {})
+    sampleable = stand_in(replay_buffer.sampleable_keys, verls, like=own._sampleable_terminal_keys)
+    assert sampleable(made, "train", {}) == set()
+    sampleable(made, "val", {})
     verls.assert_called_with(made, "val", {})
 
 
@@ -378,7 +382,7 @@ def test_a_batch_is_checked_and_its_metrics_are_added(queue, partition):
     record.guard = Mock()
     batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], partition_id=partition, tags=[{}, {}])
     record.metric.read(fetch_rows(batch.keys, partition, batch.tags, {}))
-    result = replay_buffer.sample(lambda *_: (batch, {"verl's": 1}), made, 2)
+    result = stand_in(replay_buffer.sample, lambda *_: (batch, {"verl's": 1}))(made, 2)
     missing = {"gdpo/filter_metric_missing": 0.0} if partition == "train" else {}
     assert result == (batch, {"verl's": 1, **missing})
     record.guard.end_batch.assert_called_once_with(partition)
@@ -413,8 +417,10 @@ def test_what_is_lost_of_a_prompt_that_failed(mode, partition, lost):
 def test_nothing_is_left_of_all_selected_prompts(partition):
     buffer, uids = made_buffer(RolloutGuard(dict, tolerated=0)), ["b", "a"]
     selected = uids, {"a_0_0": {}, "c_0_0": {}}
-    assert select_prompts(lambda *_: selected, buffer, partition, {*uids}, 2) is selected
+    own = type(buffer)
+    select = stand_in(select_prompts, lambda *_: selected, like=own._select_prompt_uids)
+    assert select(buffer, partition, {*uids}, 2) is selected
     del selected[1]["a_0_0"]
     message = rf"^all 2 prompts of the partition '{partition}' failed, .* for uid=a'"
     with pytest.raises(RolloutError, match=message):
-        select_prompts(lambda *_: selected, buffer, partition, {*uids}, 2)
+        select(buffer, partition, {*uids}, 2)

@@ -14,6 +14,7 @@ from composed_recipes import composed
 from datasets import Dataset
 from omegaconf import OmegaConf
 from run_config import run_config
+from stand_in import stand_in
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base, utils
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
@@ -174,7 +175,7 @@ def test_the_trainer_asks_the_workers_about_the_data_sources_of_its_rows(monkeyp
     asked = []
     monkeypatch.setattr(trainer_hooks, "check_reward_workers", lambda *given: asked.append(given))
     trainer = extended(SetsUp)
-    trainer_hooks.set_up(SetsUp._setup, trainer)
+    stand_in(trainer_hooks.set_up, SetsUp._setup)(trainer)
     assert asked == [(["a worker"], {"rlla"})]
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stand_in import stand_in
 from v1_step import dump, ours, step_of
 from verl.trainer.ppo.core_algos import agg_loss
 from verl_batch import verl_config
@@ -146,9 +147,11 @@ def test_validation_leaves_out_dropped_samples():
     infos[NOTES_KEY] = [infos_of([(1.0, 0.0)] * 2, [1])[n][NOTES_KEY] for n in (0, 1)]
     expected = {"reward": [1.0, None], "judge": [1.0, None], "acc": [1.0, None]}
     counts = {"expected_acc_counts": {("s", "u"): 2}}
-    result = update_validation_metrics(
-        lambda _, sources, uids, infos, **counts: (infos, counts), None, "ss", "uu", infos, **counts
-    )
+
+    def verls(self, data_sources, sample_uids, reward_extra_infos_dict, **counts):
+        return reward_extra_infos_dict, counts
+
+    result = stand_in(update_validation_metrics, verls)(None, "ss", "uu", infos, **counts)
     assert result == (expected, {"expected_acc_counts": {("s", "u"): 1}})
 
 
@@ -160,4 +163,4 @@ def test_where_samples_cannot_be_dropped():
         settings_of_run(config)
     trainer = SimpleNamespace(config=verl_config(ENTRY))
     with pytest.raises(ValueError, match=r"judge.on_error=drop: only the V1 trainers"):
-        legacy.create_dataloader(lambda self: None, trainer)
+        stand_in(legacy.create_dataloader, lambda self: None)(trainer)

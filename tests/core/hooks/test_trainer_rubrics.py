@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 from repository import REPO
 from reward_rows import Tokenizer, scored
+from stand_in import stand_in
 from v1_step import dump, ours, step_of
 from verl_batch import verl_config
 
@@ -187,7 +188,11 @@ def test_the_example_of_the_page(tmp_path):
 
 def test_validation_has_one_series():
     infos = {"judge": [0.5, 1.0], KEY: [{"clear": [0.5, 1.0]}, {"kind": [1.0, 1.0]}]}
-    infos = update_validation_metrics(lambda *args: args[-1], None, "ss", "uu", infos)
+
+    def verls(self, data_sources, sample_uids, reward_extra_infos_dict):
+        return reward_extra_infos_dict
+
+    infos = stand_in(update_validation_metrics, verls)(None, "ss", "uu", infos)
     assert infos == {"judge": [0.5, 1.0]}
 
 
@@ -196,7 +201,7 @@ def test_where_no_rubric_can_be(entries):
         settings_of_run(verl_config(*entries, "++algorithm.gdpo.combine={name: rvpo, k: 1.0}"))
     with pytest.raises(ValueError, match=r"judge.rubric=criteria: only the V1 trainers"):
         trainer = SimpleNamespace(config=verl_config(*entries))
-        legacy.create_dataloader(lambda self: None, trainer)
+        stand_in(legacy.create_dataloader, lambda self: None)(trainer)
     by_key = verl_config(*entries, "reward.reward_functions.judge.weight={clear: 1}")
     with pytest.raises(
         ValueError, match=r"rubric=criteria: got weight={'clear': 1}; expected a number"

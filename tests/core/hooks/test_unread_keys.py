@@ -10,6 +10,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly
+from stand_in import stand_in
 
 from verl_gdpo.hooks import driver, unread_keys, verl_keys
 from verl_gdpo.hooks.unread_keys import UnreadKeys, find_unread_keys
@@ -205,7 +206,7 @@ def test_with_another_verl_than_the_tables_nothing_is_refused(monkeypatch, other
 
 def started(config):
     calls = []
-    driver.check_and_run(lambda config, **_: calls.append(config), config)
+    stand_in(driver.check_and_run, lambda config: calls.append(config))(config)
     return calls
 
 

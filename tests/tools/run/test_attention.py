@@ -10,6 +10,7 @@ import torch
 from composed_recipes import composed
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly
+from stand_in import stand_in
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config
 from transformers.masking_utils import create_causal_mask
 from two_ranks import run_two_ranks
@@ -83,7 +84,7 @@ def test_a_checkpoint_does_not_name_ours(tmp_path, name, kept):
     config.attn_implementation = name
     model = SimpleNamespace(config=config)
     engine = engine_of(override_config={"attn_implementation": name})
-    assert attention.build_with_ours(lambda engine: model, engine) is model
+    assert stand_in(attention.build_with_ours, lambda engine: model)(engine) is model
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved.get("attn_implementation") == kept
@@ -96,7 +97,7 @@ def test_ours_is_made_known_where_a_run_asks_for_it(monkeypatch, name):
     monkeypatch.setattr(attention, "make_known", lambda: made.append(name))
     overridden = None if name is None else {"attn_implementation": name}
     engine = engine_of(override_config=overridden, fused_kernel_options=None)
-    attention.build_with_ours(lambda engine: SimpleNamespace(), engine)
+    stand_in(attention.build_with_ours, lambda engine: SimpleNamespace())(engine)
     assert made == ([name] if name == "packed_sdpa" else [])
 
 
@@ -217,7 +218,8 @@ OPTIONS = "actor_rollout_ref.model.fused_kernel_options"
 def asked(*overrides):
     """What verl's workers get, where no recipe of ours is used."""
     config = compose_quickly(None, "ppo_trainer", [*overrides])
-    assert attention.ask_for_head_in_root(lambda config: "verl's own", config) == "verl's own"
+    ask = stand_in(attention.ask_for_head_in_root, lambda config: "verl's own")
+    assert ask(config) == "verl's own"
     return OmegaConf.to_container(OmegaConf.select(config, OPTIONS))
 
 
@@ -251,7 +253,7 @@ def test_our_recipes_ask_for_it(estimator):
 def test_a_read_only_configuration_is_no_reason_to_end():
     config = compose_quickly(None, "ppo_trainer", ["algorithm.adv_estimator=gdpo", FUSED])
     OmegaConf.set_readonly(config, True)
-    attention.ask_for_head_in_root(lambda config: None, config)
+    stand_in(attention.ask_for_head_in_root, lambda config: None)(config)
     assert OmegaConf.select(config, OPTIONS) == OURS
     assert OmegaConf.is_readonly(config) and OmegaConf.is_readonly(config.actor_rollout_ref.model)
 
@@ -292,7 +294,8 @@ def test_who_has_the_head_in_the_root(is_asked, reads_weight, is_left_out):
     if reads_weight:
         Model.forward = dense_common.forward_with_torch_backend
     options = {"head_in_root": True} if is_asked else {}
-    model = attention.build_with_ours(lambda _: Model(), engine_of(fused_kernel_options=options))
+    build = stand_in(attention.build_with_ours, lambda engine: Model())
+    model = build(engine_of(fused_kernel_options=options))
     targets = fsdp_utils._select_fsdp2_wrap_targets(model, ["Layer"])
     assert targets == ([] if is_left_out else [model.lm_head])
 

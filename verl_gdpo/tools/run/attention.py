@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf, flag_override, open_dict
 
+from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import Function
 from verl_gdpo.hooks.refusal import names_gdpo
 
@@ -92,16 +93,17 @@ def _no_flash_attn() -> str | None:
 # --- how it is computed --------------------------------------------------------------------------
 
 
-def build_with_ours(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+def build_with_ours(call: Call) -> Any:
     """Build a model with what its run asks for."""
-    overridden = self.model_config.override_config or {}
+    model_config = call.instance.model_config
+    overridden = model_config.override_config or {}
     is_packed = overridden.get("attn_implementation") == SDPA
     if is_packed:
         make_known()
-    model = original(self, *args, **kwargs)
+    model = call.hand_on()
     if is_packed:
         _forget_name(model)
-    options = self.model_config.fused_kernel_options or {}
+    options = model_config.fused_kernel_options or {}
     if options.get(HEAD_IN_ROOT):
         model.verl_gdpo_head_in_root = True  # `keep_head_in_root` gets nothing but the model
     return model
@@ -210,19 +212,21 @@ def _bounds(module: Any, position_ids: "Tensor | None") -> list[int]:
 # --- fused kernels ------------------------------------------------------------------------------
 
 
-def ask_for_head_in_root(original: Function, config: Any, *args: Any, **kwargs: Any) -> Any:
+def ask_for_head_in_root(call: Call) -> Any:
     """Let a run with gdpo ask for `keep_head_in_root`; what somebody has written there stays."""
+    config = call["config"]
     if names_gdpo(config) and OmegaConf.select(config, f"{MODEL}.use_fused_kernels"):
         options = OmegaConf.select(config, FUSED_KERNEL_OPTIONS)
         if options is not None and HEAD_IN_ROOT not in options:
             with flag_override(options, ["struct", "readonly"], False):
                 options[HEAD_IN_ROOT] = True
-    return original(config, *args, **kwargs)
+    return call.hand_on()
 
 
-def keep_head_in_root(original: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+def keep_head_in_root(call: Call) -> Any:
     """Leave out `lm_head` where the run asks for it, and verl's forward needs it."""
-    targets = original(model, *args, **kwargs)
+    model = call["model"]
+    targets = call.hand_on()
     if hasattr(model, "get_base_model"):  # of LoRA
         model = model.get_base_model()
     is_asked = getattr(model, "verl_gdpo_head_in_root", False)

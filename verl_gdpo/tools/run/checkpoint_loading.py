@@ -17,7 +17,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from verl_gdpo.hooks.extend import Function, record_of
+from verl_gdpo.hooks.call import Call
+from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.hooks.refusal import warn
 from verl_gdpo.tools.run import checkpoints
 
@@ -69,14 +70,15 @@ def check_before_load(config: Any) -> None:
     raise ValueError(f"trainer.resume_from_path={checkpoint}: {fault}; {advice}")
 
 
-def check_and_load_rows(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+def check_and_load_rows(call: Call) -> Any:
     """Check the checkpoint that a trainer with gdpo will load, before a model is loaded.
 
     A script with a `main` of its own has no `run_ppo` that would have looked at it.
     """
-    if record_of(self) is not None:
-        check_before_load(self.config)
-    return original(self, *args, **kwargs)
+    trainer = call.instance
+    if record_of(trainer) is not None:
+        check_before_load(trainer.config)
+    return call.hand_on()
 
 
 def mend_tracker(folder: Path) -> None:
@@ -132,18 +134,18 @@ def _saved_up_to(checkpoint: Path, part: str) -> list[str]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def load_and_count(
-    original: Function, self: Any, local_path: str | None, *args: Any, **kwargs: Any
-) -> Any:
+def load_and_count(call: Call) -> Any:
     """Fill verl's list after a load, in the worker of a rank."""
-    result = original(self, local_path, *args, **kwargs)
+    manager = call.instance
+    local_path = call["local_path"]
+    result = call.hand_on()
     noted = os.environ.get(SAVED_BEFORE)
     # a verl without this list counts in another way
-    is_empty = getattr(self, "previous_saved_paths", None) == []
+    is_empty = getattr(manager, "previous_saved_paths", None) == []
     if local_path is None or not noted or not is_empty:
         return result
     loaded = Path(local_path).resolve()
     saved = json.loads(noted).get(loaded.name, [])
     if saved and saved[-1] == str(loaded):
-        self.previous_saved_paths = saved
+        manager.previous_saved_paths = saved
     return result

@@ -38,7 +38,7 @@ EXTENSIONS = (
         "verl.trainer.main_ppo",
         "run_ppo",
         "verl_gdpo.tools.run.record:record_and_run",
-        needs=("config", "task_runner_class"),
+        needs=("config",),
         only_for=_RECORD,
         table="run",
     ),

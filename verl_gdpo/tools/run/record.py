@@ -18,8 +18,8 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
+from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.configuration import has_gdpo
-from verl_gdpo.hooks.extend import Function
 from verl_gdpo.hooks.refusal import warn
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.hooks.run_keys import ALLOW_CHANGE
@@ -31,11 +31,12 @@ from verl_gdpo.tools.run_folder.folder import of_recipes, write_into_run_dir
 LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")
 
 
-def record_and_run(run_ppo: Function, config: Any, *args: Any, **kwargs: Any) -> Any:
+def record_and_run(call: Call) -> Any:
     """Record the start and the end of a run, and let its loggers write into its folder.
 
     What cannot work with gdpo was refused before: see `hooks/driver.py`.
     """
+    config = call["config"]
     is_of_recipes = of_recipes(config)
     if is_of_recipes:
         # Ray's processes on a cluster that runs have another folder.
@@ -52,7 +53,7 @@ def record_and_run(run_ppo: Function, config: Any, *args: Any, **kwargs: Any) ->
             hand_over(config, *LOGGERS)
         # Here too, so that the recorded end says which process died.
         with naming_the_trainer() if is_gdpo else nullcontext():
-            return run_ppo(config, *args, **kwargs)
+            return call.hand_on()
 
 
 @contextmanager
