@@ -188,12 +188,25 @@ def _replace(owner: Any, name: str, extension: Extension) -> None:
     for each in reversed(above):
         stand_in = _standing_for(stand_in, each)
     setattr(owner, name, stand_in)
-    # Modules of `VERL_USE_EXTERNAL_MODULES` are loaded before us, and may have imported verl's.
-    if current.__module__ != getattr(owner, "__name__", ""):
+    if not _is_shared(owner, current):
         return
+    # The module in which it is defined, where the one of the table only hands it on, and all that
+    # have taken it by now. Modules of `VERL_USE_EXTERNAL_MODULES` are loaded before us.
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is current:
             setattr(module, name, stand_in)
+
+
+def _is_shared(owner: Any, function: Any) -> bool:
+    """Return whether ours stands for a function wherever it is, and not in this place alone.
+
+    A class stays elsewhere what it is, because others ask what is an instance of it. So does what a
+    module has of another package.
+    """
+    if not isinstance(owner, ModuleType) or not inspect.isfunction(function):
+        return False
+    package = function.__module__.partition(".")[0]
+    return package == owner.__name__.partition(".")[0]
 
 
 def _tables_of(function: Any) -> set[str]:

@@ -202,3 +202,37 @@ def test_what_gdpo_does_not_need_may_be_missing(verls, calls, capsys):
     assert verls.add(1) == 12 and refused == []
     warning = "verl has no verls:gone, which is for attention. Set it to sdpa"
     assert capsys.readouterr().err == f"verl-gdpo: WARNING: {warning}\n"
+
+
+def test_where_the_module_of_the_table_only_hands_a_function_on(verls, calls, monkeypatch):
+    """It is replaced where it is defined, so that others take ours, now or later."""
+    handing_on = types.ModuleType("verls.old_place")
+    handing_on.add = verls.add
+    monkeypatch.setitem(sys.modules, "verls.old_place", handing_on)
+    extend_module(handing_on, [Extension("verls.old_place", "add", "verl_gdpo.ours:add")])
+    places = handing_on, verls, sys.modules["others"]
+    assert [place.add(1) for place in places] == [12, 12, 12]
+    # Another table names the module in which it is defined.
+    extend_module(verls, [Extension("verls", "add", "verl_gdpo.ours:add", table="run")])
+    assert [place.add(1) for place in places] == [13, 13, 13]
+
+
+def test_what_is_of_another_package_or_a_class_stays_elsewhere(verls, calls, monkeypatch):
+    """As torch's `CPUOffloadPolicy` in a module of verl's."""
+    foreign = types.ModuleType("foreign")
+
+    def take(value):
+        return value
+
+    take.__module__ = "foreign"
+
+    class Policy(int):
+        __module__ = "verls"
+
+    for module in (foreign, verls):
+        module.take, module.Policy = take, Policy
+    monkeypatch.setitem(sys.modules, "foreign", foreign)
+    rows = [Extension("verls", name, "verl_gdpo.ours:add") for name in ("take", "Policy")]
+    extend_module(verls, rows)
+    assert (verls.take(1), verls.Policy(1)) == (2, 2)
+    assert (foreign.take, foreign.Policy) == (take, Policy)
