@@ -280,15 +280,25 @@ def test_validation_rows_that_training_rows_ask(check, data, tmp_path):
     train = file("a", "One more?"), file("b", words)
     test = file("c", "?"), file("d", f"  {words.title()}!", f"{words} x")
     files = {"train": train, "val": test}
-    given = (f"data.{key}_files=[{one},{other}]" for key, (one, other) in files.items())
+    given = [f"data.{key}_files=[{one},{other}]" for key, (one, other) in files.items()]
     _, output, _ = check(*given)
     said = " ".join(output.split())
-    asked = f"row 0 of {tmp_path / 'b.parquet'} asks"
-    assert (
-        "check: 1 of 3 validation rows ask what a training row asks, such as row 0 of "
-        f"{tmp_path / 'd.parquet'} what {asked}; 1 of 3 validation rows ask nearly what a training "
-        f"row asks, such as row 1 of {tmp_path / 'd.parquet'} what {asked}. A score on them" in said
+    of_training = f"has that of row 0 of {tmp_path / 'b.parquet'}"
+    equal = (
+        "check: 1 of 3 validation rows have the prompt of a training row: row 0 of "
+        f"{tmp_path / 'd.parquet'} {of_training}. A score on them does not show generalisation"
     )
+    near = (
+        "check: 1 of 3 validation rows have nearly the prompt of a training row: row 1 of "
+        f"{tmp_path / 'd.parquet'} {of_training}. Read a few of them"
+    )
+    assert equal in said and near in said
+    # Most pairs that are nearly equal are none, so they are no warning.
+    sizes = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
+    code, output, _ = check("--brief", *given, *sizes)
+    assert code == 0
+    said = " ".join(output.split())
+    assert equal in said and near not in said
 
 
 PENALTY = """

@@ -73,8 +73,11 @@ def prepare(args: argparse.Namespace) -> None:
     needed = args.sources.call_formats.get(getattr(args, CALL_FORMAT, None), "")
     if needed:
         print(f"a run on these rows needs {needed}")
-    if remark := shared.describe("row {} of test.parquet".format, "row {} of train.parquet".format):
-        print(f"data_prep: WARNING: {remark}", file=sys.stderr)
+    labels = ("row {} of test.parquet".format, "row {} of train.parquet".format)
+    if shared.equal:
+        print(f"data_prep: WARNING: {shared.describe_equal(*labels)}", file=sys.stderr)
+    if shared.near:
+        print(f"data_prep: note: {shared.describe_near(*labels)}", file=sys.stderr)
 
 
 def as_typed(options: Mapping[str, Any]) -> str:

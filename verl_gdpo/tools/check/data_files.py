@@ -154,8 +154,11 @@ def _rows(table: pa.Table, *columns: str) -> Iterator[Mapping[str, Any]]:
 
 def shared_prompts(
     config: Any, training: Sequence[DataFile], validation: Sequence[DataFile]
-) -> str:
-    """Say how many validation rows ask what a training row asks, or nearly that; "" for none."""
+) -> tuple[str, str]:
+    """Say how many validation rows have the prompt of a training row, and how many nearly so.
+
+    Either is "" if there are none.
+    """
     key = config.data.prompt_key
 
     def prompts(files: Sequence[DataFile]) -> PromptReader:
@@ -165,10 +168,16 @@ def shared_prompts(
 
         return PromptReader(sum(file.table.num_rows for file in files), read)
 
+    def of_validation(number: int) -> str:
+        return row_at(validation, number).label
+
+    def of_training(number: int) -> str:
+        return row_at(training, number).label
+
     shared = compare(prompts(training), prompts(validation))
-    return shared.describe(
-        lambda number: row_at(validation, number).label,
-        lambda number: row_at(training, number).label,
+    return (
+        shared.describe_equal(of_validation, of_training),
+        shared.describe_near(of_validation, of_training),
     )
 
 
@@ -185,14 +194,16 @@ def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list
     """A remark on each file of `data.<key>` with equal or empty prompts, or without truths."""
     remarks, column = [], config.data.prompt_key
     for file in files:
-        texts, truths = [], []  # as numbers, which take less memory
+        texts, has_text, truths = [], [], []  # as numbers, which take less memory
         for row in _rows(file.table, column, "reward_model"):
-            asked = (part["content"] for part in row[column] or [] if part["role"] != "system")
-            texts.append(hash("".join(map(str, asked)).strip()))
+            asked = (part["content"] for part in row[column] if part["role"] != "system")
+            has_text.append(any(str(content).strip() for content in asked))
+            # The system message counts too: tools may stand in it, and differ.
+            texts.append(hash(str(row[column])))
             truths.append((row["reward_model"] or {}).get("ground_truth"))
         table = {
             "prompts are the same as an earlier one": pd.Series(texts).duplicated(),
-            "prompts are empty": [text == hash("") for text in texts],
+            "prompts are empty": np.logical_not(has_text),
             "rows have no ground truth": [truth in (None, "", []) for truth in truths],
         }
         for what, flags in table.items():

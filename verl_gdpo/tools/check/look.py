@@ -74,7 +74,10 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     validated = {source for file in validation or [] for source in file.sources}
     sources = trained | validated
     if training and validation:
-        output.warn(data_files.shared_prompts, config, training, validation)
+        shared = output.ask(data_files.shared_prompts, config, training, validation)
+        equal, near = shared or ("", "")
+        output.say(equal, is_warning=True)
+        output.say(near)
         output.warn(check_sources, config, trained, validated)
     lacks = output.ask(machine.what_scorers_miss, config, sources)
     output.say(lacks, is_warning=True)
