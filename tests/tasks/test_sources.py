@@ -720,8 +720,8 @@ def test_a_planted_leak_is_found(prepared, capsys):
     ]
     printed = capsys.readouterr()
     assert re.search(r"test problems in train +3\n", printed.out)
-    said = "3 of 6 validation rows have the prompt of a training row: row 3 of test.parquet has that"
-    assert f"WARNING: {said} of row 5 of train.parquet. A score" in printed.err
+    said = "3 of 6 validation rows have the prompt of a training row: row 3 of test.parquet has"
+    assert f"WARNING: {said} that of row 5 of train.parquet. A score" in printed.err
 
 
 def test_rows_that_disagree_on_the_answer_are_left_out_and_named(prepared, tmp_path, capsys):
