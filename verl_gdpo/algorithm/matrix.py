@@ -298,6 +298,7 @@ def _check_same_names(
     names: Iterable[str], rows: BatchRows, samples: Sequence[int], first_of: Mapping[str, int]
 ) -> None:
     """Raise RewardError if a sample lacks a reward that the first of its data source has."""
+    # A name that was forgotten would else look like a reward that does not apply to the sample.
     for name in names:
         column = rows.columns[name]
         for row in samples:
@@ -337,6 +338,7 @@ def _column(name: str, rows: BatchRows, samples: Sequence[int], settings: GdpoSe
 def _checked(name: str, value: Any, rows: BatchRows, row: int) -> float | None:
     """Return a value as a float, or None; raise RewardError, which names the row, for others."""
     if value is ABSENT:
+        # The names that the row does have tell a misspelt one from one that was forgotten.
         names = _names(rows.extra_info(row))
         raise RewardError(f"{rows.label(row)}: no reward {name!r}; {rows.origin_of(row)} {names}")
     try:

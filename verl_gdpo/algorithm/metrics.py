@@ -177,6 +177,7 @@ class RewardsOfStep:
         for k, name in enumerate(self.names):
             has_B = self.present_BK[:, k]
             metrics[f"{name}/missing"] = 1 - has_B.mean()
+            # Of no values, numpy's mean is NaN with a warning, and its min raises.
             if not has_B.any():
                 continue
             in_groups = self._in_groups[k]
@@ -591,6 +592,7 @@ def why_mean_is_not_0(S_B: Floats, c_BK: Floats, count_B: npt.NDArray[Any] | Non
     if _is_about_0(S_B, count_B):
         return None
     if _is_about_0(S_B):
+        # Counts of 0 and 1 are no tokens: they leave out the samples that have no reward.
         if count_B is not None and count_B.max() <= 1:
             return "group_norm=summed counts samples without any reward, and this step does not"
         return "batch_norm=token counts samples by their tokens, and S depends on the length"

@@ -159,6 +159,7 @@ def _with_own_score(info: dict[Any, Any], score: Any) -> dict[Any, Any]:
     """
     if AGENT_SCORE_KEY in info:
         raise ValueError(f"reward_extra_info has {AGENT_SCORE_KEY!r}, verl-gdpo's own; rename it")
+    # verl itself writes the score of a session under this name.
     named = {name: value for name, value in info.items() if name != "score"}
     return {**named, AGENT_SCORE_KEY: score}
 

@@ -53,6 +53,7 @@ def runs_gdpo_manager(config: Any) -> bool:
     The result is False for an unknown name: verl raises its own error when it makes the workers.
     """
     manager = config.reward.reward_manager
+    # The usual case needs no import of a manager.
     if manager.source == "register" and manager.name == "gdpo":
         return True
     try:
@@ -79,6 +80,7 @@ def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None
     )
     names = set(sources)
     try:
+        # All workers answer side by side: for its answer, each imports the scorers of the rows.
         asked = [worker.__ray_call__.remote(node_and_manager, names) for worker in workers]
         answers = ray.get(asked)
     except ray.exceptions.RayError as error:
@@ -90,6 +92,7 @@ def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None
             f"reward.reward_manager: on nodes {sorted(foreign)} the reward workers do not run the "
             f"manager of verl-gdpo. {advice}"
         )
+    # The first reason is enough, as nodes of a cluster mostly lack the same.
     for node, _, refusal in answers:
         if refusal:
             raise RuntimeError(f"reward worker on node {node}: {refusal}")
@@ -102,6 +105,7 @@ def node_and_manager(worker: Any, sources: Iterable[str]) -> tuple[str, bool, st
     """
     manager = worker.reward_manager
     node = ray.util.get_node_ip_address()
+    # Another manager cannot be asked, and scores what it likes.
     if not is_ours(type(manager)):
         return node, False, ""
     return node, True, manager.cannot_score(sources)
@@ -179,6 +183,7 @@ def state(parts: Sequence[str]) -> str:
     Raises:
         RuntimeError: verl, which this module imports, has not loaded the plugin.
     """
+    # The files may be there without effect: the environment says which plugins verl loads.
     if "verl_gdpo.plugin" not in sys.modules:
         raise RuntimeError("VERL_USE_EXTERNAL_PLUGINS does not include verl_gdpo there")
     root = Path(verl_gdpo.__path__[0])
@@ -214,6 +219,7 @@ def refuse_other_states() -> None:
             answer.
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
+    # There is nobody who could differ, and an answer takes the start of a process.
     if len(nodes) < 2:
         return
     parts = compared_parts()
@@ -240,6 +246,7 @@ def _asked(node_id: str, function: Callable[..., str], *args: Any) -> Any:
     """Call a function on a node, in a process that ends after it."""
     # Without `soft`, Ray reports an error where the node has gone, and asks no other one.
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    # By then the run may have taken all CPUs of the node, and the answer needs none for long.
     options = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=there)
     return options(function).remote(*args)
 
@@ -266,4 +273,5 @@ def probing(task_runner_class: Any) -> Any:
 
         return probe_and_call
 
+    # verl calls one of the two on the class, once Ray runs.
     return SimpleNamespace(remote=method("remote"), options=method("options"))

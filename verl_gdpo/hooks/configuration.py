@@ -409,6 +409,7 @@ def _mistakes_of_validation(config: Any, settings: GdpoSettings) -> list[str]:
             f"{FUNCTIONS}: all of {list(entries)} have validation={ONLY}, so nothing would be "
             "trained. Add a function without the key"
         )
+    # A configured reward that no sample of the training has would end its first step.
     needed = dict.fromkeys(settings.names, REWARDS)
     needed.update(dict.fromkeys(settings.keep_groups or {}, f"{WHERE}.keep_groups"))
     for name, where in needed.items():
@@ -418,6 +419,7 @@ def _mistakes_of_validation(config: Any, settings: GdpoSettings) -> list[str]:
                 f"{FUNCTIONS}.{owner}.validation={ONLY}: {where} names {name!r}, which no sample "
                 f"of the training would have. Leave out the key, or {name!r} there"
             )
+    # A condition that no sample can meet would look like a policy that gets worse.
     for name, term in settings.terms.items():
         if term.when is None or not _is_scored_in_validation(name, entries):
             continue
@@ -432,6 +434,7 @@ def _mistakes_of_validation(config: Any, settings: GdpoSettings) -> list[str]:
         if entry["validation"] == ONLY:
             mistakes += _mistakes_of_names_in_validation(name, entry, settings)
     in_validation = validation_settings(config, settings)
+    # The mistakes above leave the same hole, and say more of its cause.
     if not mistakes and validates(config) and not _has_score(entries, in_validation):
         mistakes.append(
             f"{FUNCTIONS}: the rewards of the training have validation={NEVER}, so each sample of "
@@ -505,6 +508,7 @@ def _mistakes_of_service(config: Any, sources: Iterable[str]) -> Iterator[str]:
     if not url:
         return
     ours, _ = _our_scorers(config, sources)
+    # Scorers that run no programs never ask it, and other rows may need it.
     if any(TASK_BY_SOURCE[source].programs is not None for source in ours):
         yield (
             f"reward.sandbox_fusion.url={url}: verl-gdpo runs programs on the machines of the "
@@ -621,6 +625,7 @@ def _conditions_never_met(
         if term.when is None or term.when.reward in unknown:
             continue
         for source, names in names_of.items():
+            # Rows that have no such reward at all need no condition for it.
             if name in names and term.when.reward not in names:
                 yield (
                     f"{REWARDS}.{name}.when.reward={term.when.reward}: rows of {source!r} have "

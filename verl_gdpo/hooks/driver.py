@@ -33,12 +33,14 @@ MAIN = "verl.trainer.main_ppo"
 def check_and_set_device(call: Call) -> Any:
     """Refuse a gdpo that cannot run, and extend `run_ppo` of the main module."""
     config = call["config"]
+    # Another run neither waits for the imports of all that we have, nor is refused by one.
     if names_gdpo(config):
         load_all()
     refuse_gdpo(config)
     main = sys.modules["__main__"]
     file_of_verl = Path(verl.__path__[0], "trainer", "main_ppo.py").resolve()
     file_of_main = Path(getattr(main, "__file__", None) or "").resolve()
+    # A script of the user's imports the module of `run_ppo`, which the import hook has seen.
     if file_of_main == file_of_verl:
         extend_module(main, [each for each in table if each.module == MAIN])
     return call.hand_on()

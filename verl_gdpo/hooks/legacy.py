@@ -172,6 +172,7 @@ def _step_of(data: Any, trainer: Any, algorithm: Any) -> AdvantageStep:
     else:
         settings = record_of(trainer).settings
         number = trainer.global_steps
+    # The rows here have the uid of their prompt alone, and a key also numbers its sessions.
     keys = RowKey.of_uids(data.non_tensor_batch["uid"])
     return AdvantageStep(settings, rows_of(data, keys, settings, number))
 
@@ -182,6 +183,7 @@ def settings_of_loop(algorithm: Any) -> GdpoSettings:
     Raises:
         ValueError: the loop does not pass verl's `algorithm` block.
     """
+    # Defaults in its place would silently ignore the weights of the user.
     if algorithm is None:
         raise ValueError(
             "compute_advantage was called without `config`, so nobody knows algorithm.gdpo. Pass "
@@ -333,6 +335,7 @@ def leave_out_none(call: Call) -> Any:
 
 def construct_trainer(call: Call) -> Any:
     """Extend the trainer if gdpo is in use."""
+    # What cannot work is refused before the constructor makes anything.
     extend(call.instance, call["config"])
     return call.hand_on()
 

@@ -169,6 +169,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         try:
             for name in sources:
                 source = self._source(name)
+                # It returns remarks, which `check` shows. Here only what it raises counts.
                 if source.task is not None:
                     source.task.missing(**source.options)
         except (OSError, ValueError) as error:
@@ -194,6 +195,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last row of `data`, which holds the rows of a session; or all, for a group."""
         has_group = OF_GROUP in data[-1].non_tensor_batch
+        # verl hands over all outputs of a session, and scores its last one.
         rows = [data[-1]]
         if has_group:
             rows = [data[place] for place in range(len(data))]
@@ -271,6 +273,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         kept: Sequence[str],
     ) -> tuple[str, Response]:
         """Return a response as verl's managers decode it, and the same ready for scoring."""
+        # Functions of the user get the text as verl gives it, and tasks the one that keeps tags.
         solution_str = self.tokenizer.decode(response_ids, skip_special_tokens=True)
         response = self._reader.read(
             prompt_ids, response_ids, runs, kept=kept, decoded=solution_str
@@ -282,6 +285,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         row = await group.rows[place]
         label = label_of(fields)
         source = self._source(row["data_source"])
+        # Where the user has functions, `_source` gives no row to a task.
         if source.task is not None:
             step = fields.get("global_steps")
             return await self._score_by_task(source.task, source.options, row, step, label)
@@ -300,6 +304,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Score a row by our scorer for its data source, and log what the scorer notes."""
         notes = None
         keywords = {}
+        # Each call has notes of its own, because many calls of a scorer run at once.
         if task.notes is not None:
             notes = task.notes()
             keywords["notes"] = notes
@@ -570,6 +575,7 @@ def _is_of_validation(fields: Mapping[str, Any]) -> bool:
         ValueError: nobody has said so.
     """
     of_loop = fields.get("tool_extra_fields") or {}
+    # To guess would score a row by the functions of the other kind.
     if IS_VALIDATION not in of_loop:
         raise ValueError(
             f"{KEY}.NAME.validation: the sample came without {IS_VALIDATION!r}, which only verl's "
@@ -603,6 +609,7 @@ def _is_lone_score(info: Mapping[str, Any]) -> bool:
 
 def _check_sum(info: Mapping[str, Any], names: Iterable[str]) -> None:
     """Raise ValueError for a `score` that is not the sum of the rewards."""
+    # A `score` that is text is only logged, and contradicts nothing.
     if not is_number(info.get("score")):
         return
     own = float(info["score"])

@@ -149,6 +149,7 @@ class RolloutGuard:
         if seconds:
             # Answers to these questions can be from before a death.
             self._questions.clear()
+        # An actor that hangs would else get another question at each poll.
         asked = set(self._questions.values())
         for name, actor in self._actors().items():
             if name not in asked:
@@ -264,6 +265,7 @@ def naming_the_trainer() -> Iterator[None]:
 
 def queue_actors() -> dict[str, Any]:
     """Return {name: Ray actor handle} of this run's TransferQueue, which must be running."""
+    # Without Ray there is no queue that could die.
     if not ray.is_initialized():
         return {}
     # Other namespaces of the cluster are other runs.

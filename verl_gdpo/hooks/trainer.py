@@ -131,6 +131,7 @@ class TrainerRecord:
             self._learn_bounds(trainer.config, training_rows)
             check_ground_truths(training_rows, "data.train_files")
         validation_rows = scored_rows(trainer.val_dataset)
+        # One that cannot be read would end the run at its first validation, hours later.
         if validation_rows is not None:
             check_ground_truths(validation_rows, "data.val_files")
 
@@ -187,6 +188,7 @@ def construct(call: Call) -> Any:
     One whose constructor hands on something else than verl's configuration is made as it is.
     """
     config = call.get("config")
+    # The configuration is refused before verl's constructor has made anything.
     if OmegaConf.is_config(config):
         record = TrainerRecord.of(config)
         if record is not None:
@@ -213,6 +215,7 @@ def set_up(call: Call) -> Any:
     # Memory may end while the model is loaded, and Ray's error does not name the process.
     with naming_the_dead(trainer):
         result = call.hand_on()
+    # The workers exist since verl's own set-up, and no step has been made yet.
     if record.has_manager:
         check_reward_workers(trainer.reward_loop_manager.reward_loop_workers, record.sources)
     return result
@@ -266,6 +269,7 @@ def compute_advantage(call: Call) -> Any:
         if is_dropped_B.any():
             zero_masks(batch, is_dropped_B)
         result = call.hand_on()
+    # The tokens are in TransferQueue, and the tags tell their number without fetching them.
     lengths = [tag["response_len"] for tag in batch.tags]
     call["metrics"].update(record.keep(trainer, step, lengths))
     return result
@@ -296,6 +300,7 @@ def compute_and_note(call: Call) -> Any:
 def log_rollout_data(call: Call) -> Any:
     """Let `dump_generations` know the rows of a step from those of validation."""
     record = record_of(call.instance)
+    # verl writes both kinds of dump by one method, which is not told whose rows it gets.
     record.is_dumping_rollouts = True
     try:
         return call.hand_on()

@@ -120,6 +120,7 @@ def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
             shown = f"{key}={value}"
         if is_users:
             found.warnings.append(f"{shown}: neither verl nor verl-gdpo reads this key; {near}")
+        # The tables are those of one version, and another may read more keys.
         elif VERL_VERSION != verl_keys.VERSION:
             found.warnings.append(
                 f"{shown}: neither verl-gdpo nor verl {verl_keys.VERSION} reads this key, and this "
@@ -173,6 +174,7 @@ def _not_in_the_tables(
         inner = _join(block, str(name))
         if name not in known:
             yield block, str(name), value
+        # Below a key without a table of its own, users may write what they like.
         elif isinstance(value, Mapping) and inner in _tables():
             yield from _not_in_the_tables(value, inner)
 
@@ -213,6 +215,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _own_keys(configuration: Mapping[str, Any]) -> list[str]:
     keys = configuration.get(OWN) or []
+    # A single key may be written without brackets.
     if isinstance(keys, str):
         return [keys]
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
@@ -274,6 +277,7 @@ def _near(block: str, name: str) -> str | None:
     if here is not None:
         return f"did you mean {_join(block, here)}?"
     elsewhere = _blocks_with(name)
+    # A key with the right name was probably written into the wrong block.
     if block and 0 < len(elsewhere) <= FEW_BLOCKS:
         keys = [_join(each, name) for each in elsewhere]
         return f"did you mean {' or '.join(keys)}?"
@@ -285,6 +289,7 @@ def _similar(block: str, name: str) -> str:
     elsewhere = _blocks_with(name)
     if elsewhere:
         return f" ({elsewhere[0]} and others have a key of this name)"
+    # A remark refuses nothing, so that less likeness is enough for it.
     here = _closest(name, _tables()[block], SIMILAR)
     if here is None:
         return ""
@@ -293,6 +298,7 @@ def _similar(block: str, name: str) -> str:
 
 def _closest(name: str, known: Iterable[str], ratio: float) -> str | None:
     """Return the known name that is closest, without regard to case and underscores."""
+    # Sets have another order in each process, and the message must not change with it.
     by_letters = {_letters(each): each for each in sorted(known)}
     close = difflib.get_close_matches(_letters(name), by_letters, 1, ratio)
     if not close:

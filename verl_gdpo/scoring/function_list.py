@@ -137,6 +137,7 @@ def _check_rewards(where: str, entry: Mapping[str, Any]) -> None:
     if "task" in entry:
         raise ValueError(f"{where}={rewards}: a task declares its rewards; leave the key out")
     if entry["rubric"]:
+        # Its criteria come with each row, and are no names of the run.
         raise ValueError(f"{where}={rewards}: a rubric is one reward; leave the key out")
     if "judge" in entry and not isinstance(rewards, Mapping):
         raise ValueError(f"{where}={rewards}: expected {{NAME: [lowest, highest]}}")
@@ -159,6 +160,7 @@ def _check_weights(name: str, entry: Mapping[str, Any]) -> None:
     names = names_of_entry(name, entry)
     if not _is_by_key(weight) or names is None:
         return
+    # A reward with the name of the entry itself has no key: its function returns one number.
     keys = [each.removeprefix(f"{name}{JOINT}") for each in names if each != name]
     for key in weight:
         if key in keys:
@@ -190,6 +192,7 @@ def task_of_entry(where: str, entry: Mapping[str, Any]) -> Task:
         raise ValueError(f"{where}.task={name}: unknown{hint(name, list(TASKS))}")
     task = TASKS[name]
     taken = options_of(task)
+    # Its scorer would raise a TypeError on the first sample, after the model is loaded.
     for option in options_of_entry(entry):
         if option not in taken:
             raise ValueError(f"{where}.{option}: task {name} does not take it{hint(option, taken)}")
@@ -403,9 +406,14 @@ def _check_each_source_is_scored(
         return
     entries = entries_of(config)
     for source in sorted(sources):
-        scoring = [name for name, entry in entries.items() if scores_source(entry, source)]
-        asked = [name for name in scoring if is_asked(entries[name], is_validation=is_validation)]
-        if scoring and not asked:
+        scoring = []
+        is_scored = False
+        for name, entry in entries.items():
+            if scores_source(entry, source):
+                scoring.append(name)
+                is_scored = is_scored or is_asked(entry, is_validation=is_validation)
+        # A source that no function names at all is another mistake, with a message of its own.
+        if scoring and not is_scored:
             rows = "validation" if is_validation else "training"
             value = NEVER if is_validation else ONLY
             raise ValueError(

@@ -117,15 +117,18 @@ class Judge:
             AttributeError, TypeError, ValueError: the rewards are not {NAME: [lowest, highest]}.
         """
         ranges = []
+        has_empty = False
         for name, (low, high) in self.rewards.items():
             ranges.append(f"{check_name(name)} ({low:g} to {high:g})")
-        has_empty = any(low >= high for low, high in self.rewards.values())
+            # No answer is in an empty range, so that every sample would fail.
+            has_empty = has_empty or low >= high
         if not ranges or has_empty or TAKEN & self.rewards.keys():
             raise ValueError(f"a range is not empty, and no NAME is one of {sorted(TAKEN)}")
         return ranges
 
     def _response_format(self) -> dict[str, Any]:
         """Return the JSON schema of an answer, which servers that know it hold to."""
+        # With `strict`, OpenAI refuses a schema with optional properties, or that allows others.
         schema = {
             "type": "object",
             "properties": {name: {"type": "number"} for name in self.rewards},
@@ -139,6 +142,7 @@ class Judge:
 
     def connect(self) -> None:
         """Make the client; nothing is sent. Raises ValueError if its package or key is missing."""
+        # The package is an extra, and most runs ask no judge.
         try:
             from openai import AsyncOpenAI
         except ImportError as error:
@@ -155,6 +159,7 @@ class Judge:
             forms = {key, repr(key)[1:-1], json.dumps(key)[1:-1], key.strip()}
             # A form may be a part of another one, so the longest is replaced first.
             self._forms_of_key = sorted(forms - {""}, key=len, reverse=True)
+        # The client's own retries would pass by the limits of requests.
         self.client = AsyncOpenAI(base_url=self.judge, api_key=key, max_retries=0)
 
     async def __call__(
@@ -302,6 +307,7 @@ def _only_object(answer: str) -> Any:
         ValueError: there is none, or more than one.
         RecursionError: it is nested too deep.
     """
+    # Words or the fence of a block of code may stand before the object, and no decoder takes them.
     start = answer.find("{")
     if start < 0:
         raise ValueError("expected a JSON object")

@@ -60,6 +60,7 @@ def limits_of(config: Any) -> Limits | None:
     """
     values = _written_limits(config)
     for key, value in values.items():
+        # A bool is an int in Python. NaN is not above 0, and this is written so that it is refused.
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"reward.{key}={value}: expected a number above 0")
     if not values:
@@ -67,6 +68,7 @@ def limits_of(config: Any) -> Limits | None:
     limits = Limits(**values)
     if limits.max_concurrent is not None and limits.max_concurrent != int(limits.max_concurrent):
         raise ValueError(f"reward.max_concurrent={limits.max_concurrent}: expected a whole number")
+    # Below these two, no request could begin within any minute, and all would wait for ever.
     if limits.max_rpm is not None and limits.max_rpm < 1:
         raise ValueError(f"reward.max_rpm={limits.max_rpm}: expected 1 request a minute or more")
     if limits.max_tpm is not None and limits.max_tpm < limits.estimated_tokens_per_request:
@@ -176,6 +178,7 @@ class Places:
     async def _change(self) -> None:
         """Wait until a call is stuck or has ended. Only who has the turn waits here."""
         self._changed.clear()
+        # As long as one call is not stuck, it will end or be marked, and tell of it.
         if self._seconds is None or len(self._stuck) < self._most:
             await self._changed.wait()
             return

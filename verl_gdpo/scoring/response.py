@@ -249,6 +249,7 @@ class Response:
             output: the text that verl dumped.
             response_tokens: of the row; None if it is not known, which counts as 0.
         """
+        # Then the response is what verl dumped, and nothing was kept beside it.
         if kept is None:
             return cls((Turn(output),), response_tokens or 0)
         turns = []
@@ -270,6 +271,7 @@ def arguments_for(task: Task, response: Response) -> tuple[str, dict[str, Any]]:
         text = response.answer
     keywords = {}
     taken, _ = keywords_of(task.score)
+    # Most scorers have no argument for it, and would raise a TypeError.
     if CLOSED_THOUGHT in taken:
         keywords[CLOSED_THOUGHT] = response.is_closed_in_prompt
     return text, keywords
@@ -340,22 +342,27 @@ class ResponseReader:
         """
         if runs is None:
             runs = [len(response_ids)]
+        # Runs of another length would take text of a tool for the policy's.
         if sum(runs) != len(response_ids):
             raise ValueError(
                 f"response mask: got {sum(runs)} tokens; expected those of the response, "
                 f"{len(response_ids)}"
             )
-        keep = {tag for pair in self.tags for tag in pair} | set(kept)
+        keep = set(kept)
+        for pair in self.tags:
+            keep.update(pair)
         dropped = {number for number, text in self._special.items() if text not in keep}
         kept_ids = self._special.keys() - dropped
 
         def decode(ids: Sequence[int]) -> str:
+            # Without such a tag, the tokenizer's own flag gives the text that verl dumps.
             if kept_ids.isdisjoint(ids):
                 return str(self.tokenizer.decode(ids, skip_special_tokens=True))
             left = [number for number in ids if number not in dropped]
             return str(self.tokenizer.decode(left, skip_special_tokens=False))
 
         given = given_thought(self._end_of(prompt_ids), self.tags)
+        # To decode the thousands of tokens of a lone turn again would give the same text.
         if len(runs) == 1 and decoded is not None and kept_ids.isdisjoint(response_ids):
             turns = [Turn(decoded, given)]
         else:

@@ -77,6 +77,7 @@ def load(path: str) -> ModuleType:
     if stem is None:
         raise ValueError(f"{path}: got no Python file; expected a name that ends in .py")
     folder = os.path.dirname(file)
+    # At the end, no file of the user's can hide a module of Python or of a package.
     if folder not in sys.path:
         sys.path.append(folder)
     name = stem
@@ -84,6 +85,7 @@ def load(path: str) -> ModuleType:
         name = _private_name(file)
     is_new = name not in sys.modules
     module = _imported(name, path)
+    # Several functions may stand in one file, and one warning is enough.
     if is_new:
         _let_ray_send_code_of(module)
         if name != stem:

@@ -97,6 +97,7 @@ class ListedFunction:
 
         is_shared: whether other functions score the row too.
         """
+        # A function of a group is called once for all rows, and each row takes its own result.
         if self.entry["group"]:
             result = await row[OF_GROUP](self, run, is_shared)
         else:
@@ -228,6 +229,7 @@ def reward_functions(config: Any) -> list[ListedFunction]:
     Raises:
         ValueError: an entry cannot be used; the message names it, and what to write.
     """
+    # All mistakes of the list are told at once, before code of any file runs.
     check_entries(config)
     rewards = rewards_of_run(config)
     is_weighed = has_weights(config)
@@ -268,6 +270,7 @@ def _function(where: str, entry: Mapping[str, Any]) -> tuple[Callable[..., Any],
     module = module_with(where, str(entry["path"]), entry["name"])
     function = getattr(module, entry["name"])
     arguments = list(ARGUMENTS + OURS)
+    # What differs between the samples of a group comes as a list, under a plural.
     if entry["group"]:
         arguments = [PLURAL.get(name, name) for name in arguments]
     _check_signature(where, function, options, arguments)

@@ -66,6 +66,7 @@ def _contained() -> Iterator[None]:
     except (StopIteration, concurrent.futures.CancelledError) as error:
         raise ScorerEscape from error
     except Exception:
+        # All others reach the coroutine as they are.
         raise
     except BaseException as error:
         raise ScorerEscape from error
@@ -188,6 +189,7 @@ def _reason(error: BaseException) -> str:
 
 def label_of(fields: Mapping[str, Any]) -> str:
     """Return the name of a sample for messages."""
+    # A row may lack a column, and the message about another error must not fail on that.
     uid = fields.get("uid", "?")
     source = str(fields.get("data_source", "?"))
     index = "?"

@@ -85,6 +85,7 @@ class Threads:
     def start(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
         """Call a function in an idle thread, or in a new one, and return its future result."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # An idle thread waits at the queue. Which of them takes the call does not matter.
         if self._idle > 0:
             self._idle -= 1
         else:
