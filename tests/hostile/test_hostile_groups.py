@@ -95,7 +95,6 @@ def limits_of_a_play():
     return {
         "reward.timeout": 0.05,
         "reward.estimated_tokens_per_request": next(PLAYS),
-        "algorithm.gdpo.max_failed": 1.0,
     }
 
 
@@ -108,17 +107,24 @@ def limits_of_a_play():
     ],
 )
 def test_a_function_that_fails_stops_the_run_or_drops_the_group(stage, play, fault, reason):
+    """Only the one that hangs needs limits, for which each play starts an actor."""
+    is_limited = fault == "hang"
+
+    def play_with(prompts, **rank):
+        settings = {"algorithm.gdpo.max_failed": 1.0}
+        if is_limited:
+            settings.update(limits_of_a_play())
+        return play(stage.train, prompts, rank={"limited": is_limited, **rank}, settings=settings)
+
     prompts = [[A, B, D], [C, {**A, fault: 1}]]
     with pytest.raises(RewardError, match=f"2 of 5 samples .*uid .*extra_info.index 1: .*{reason}"):
-        play(stage.train, prompts, rank={"limited": True}, settings=limits_of_a_play())
+        play_with(prompts)
     stage.clean()
     first, second = ranked([(0, 2), (1, 0), (0, 1)], [(2, None), (0, None)])
-    limited = {"limited": True, "on_error": "missing"}
-    played = play(stage.train, prompts, rank=limited, settings=limits_of_a_play())
+    played = play_with(prompts, on_error="missing")
     assert played.advantages == oracle_of([first, second])
     assert played.metrics["gdpo/scoring/failed_rank"] == 2 / 5
     stage.clean()
-    dropping = {**limited, "on_error": "drop"}
-    played = play(stage.train, prompts, rank=dropping, settings=limits_of_a_play())
+    played = play_with(prompts, on_error="drop")
     of_first = oracle_of([first]).expected
     assert played.advantages == pytest.approx({**of_first, (1, 0): 0, (1, 1): 0}, abs=1e-6)
