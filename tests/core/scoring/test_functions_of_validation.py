@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from reward_rows import Tokenizer, scored
 from run_config import listed
+from stand_in import stand_in
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 
 from verl_gdpo.algorithm.settings import RewardTerm
@@ -164,10 +165,11 @@ def test_what_a_validation_shows(file):
         for name, value in result["reward_extra_info"].items():
             columns[name].append(value)
 
-    def verls(self, sources, uids, infos):
-        return process_validation_metrics(sources, uids, infos)
+    def verls(self, data_sources, sample_uids, reward_extra_infos_dict):
+        return process_validation_metrics(data_sources, sample_uids, reward_extra_infos_dict)
 
-    metrics = update_validation_metrics(verls, None, sources, ["u", "v", "w"], columns)
+    extended = stand_in(update_validation_metrics, verls)
+    metrics = extended(None, sources, ["u", "v", "w"], columns)
     means = {}
     for source, of_names in metrics.items():
         for name, of_name in of_names.items():
