@@ -15,6 +15,7 @@ from quick_composition import compose_quickly
 from repository import REPO
 
 from verl_gdpo.cpu.plugin import ON_CPU, OWN_ROLLOUT
+from verl_gdpo.hooks import lookup, refusal
 from verl_gdpo.hooks.before_training import COMPARED, code_files
 from verl_gdpo.hooks.extend import Extension
 from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS
@@ -127,7 +128,7 @@ SUBCLASS = """lambda: type(
     [
         pytest.param(
             *("0.8.0", "", MANAGER + SUBCLASS),
-            "verl 0.8.0 is not supported (verl 0.8.0; supported: verl>=0.9",
+            "verl 0.8.0 is not supported (verl 0.8.0; tested: 0.9.0, 0.9.1",
             marks=pytest.mark.slow,
         ),
         (
@@ -137,14 +138,14 @@ SUBCLASS = """lambda: type(
             DEVICE,
             "verl has no verl.experimental.agent_loop.agent_loop:"
             "AgentLoopWorker._postprocess(inputs) "
-            "(verl 0.11.0; supported: verl>=0.9.dev0,<=0.10.dev0)",
+            "(verl 0.11.0; tested: 0.9.0, 0.9.1)",
         ),
         (
             "0.9.1",
             "import verl.trainer.ppo.v1.trainer_base as t; del t.PPOTrainer._init_dataloader",
             DEVICE,
             "verl has no verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_dataloader "
-            "(verl 0.9.1; supported: verl>=0.9",
+            "(verl 0.9.1; tested: 0.9.0, 0.9.1",
         ),
         (
             "0.9.1",
@@ -152,7 +153,7 @@ SUBCLASS = """lambda: type(
             "b.RewardManagerBase.run_single = lambda self, rows: None",
             DEVICE + MANAGER,
             "verl has no verl.experimental.reward_loop.reward_manager.base:"
-            "RewardManagerBase.run_single(data) (verl 0.9.1; supported: verl>=0.9",
+            "RewardManagerBase.run_single(data) (verl 0.9.1; tested: 0.9.0, 0.9.1",
         ),
     ],
     ids=["older", "newer, symbol", "symbol", "parameter"],
@@ -199,11 +200,18 @@ try:
 except RuntimeError as error:
     print(error)
 """
-NEW = "supported: verl>=0.9.dev0,<=0.10.dev0"
+NEW = "tested: 0.9.0, 0.9.1"
 
 
-@pytest.mark.parametrize("version", ["0.10.0rc1", "0.10.0", "0.11"])
-def test_a_newer_verl_with_all_names_runs_with_a_warning(python, version):
+@pytest.mark.parametrize(
+    "version",
+    [
+        "0.9.2",
+        "0.10.0.dev",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_VERSIONS),
+    ],
+)
+def test_another_verl_with_all_names_runs_with_a_warning(python, version):
     code = NEWER.format(version=version, gone=[], use_v1=True)
     done = python(code + REPORT, VERL_USE_EXTERNAL_PLUGINS="none")
     # `light` is of what was imported by then, which the names were looked up in
@@ -223,10 +231,10 @@ def test_a_newer_verl_with_all_names_runs_with_a_warning(python, version):
         ("verl.trainer.ppo.v1", False, False),
     ],
 )
-def test_a_newer_verl_without_a_module(python, gone, use_v1, is_refused):
-    code = NEWER.format(version="0.10.0", gone=[gone], use_v1=use_v1)
+def test_another_verl_without_a_module(python, gone, use_v1, is_refused):
+    code = NEWER.format(version="0.10.0.dev", gone=[gone], use_v1=use_v1)
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none")
-    refusal = rf"verl-gdpo cannot run: verl has no .*{gone}\S*:.* \(verl 0\.10\.0; {NEW}\)"
+    refusal = rf"verl-gdpo cannot run: verl has no .*{gone}\S*:.* \(verl 0\.10\.0\.dev; {NEW}\)"
     assert bool(re.search(refusal, done.stdout)) == is_refused, done.stderr
     assert ("was not tested with this verl" in done.stderr) != is_refused
 
@@ -415,6 +423,70 @@ def test_a_run_without_gdpo_calls_verls_own_functions(python, grpo, tmp_path):
     code = (REPO / "tests" / "help" / "left_alone.py").read_text()
     done = python(code, VERL_USE_EXTERNAL_PLUGINS="none", GRPO_CONFIG=grpo, TABLE=str(table))
     assert (done.stdout, done.returncode) == (f"{len(changed)} functions\n", 0), done.stderr
+
+
+def test_the_tested_verl_has_no_parameter_that_we_do_not_know():
+    unknown = {each.symbol: each.unknown_parameters() for each in CHANGED}
+    assert {symbol: names for symbol, names in unknown.items() if names} == {}
+
+
+def test_what_this_verl_also_needs_is_named(python):
+    """As with a pull request that gives `_compute_score` a third argument."""
+    change = """
+import verl.experimental.agent_loop.agent_loop as a
+async def compute(self, outputs, kwargs, validate, more=None): pass
+a.AgentLoopWorker._compute_score = compute
+"""
+    code = NEWER.format(version="0.9.2", gone=[], use_v1=True)
+    done = python(f"import verl{change}{code}", VERL_USE_EXTERNAL_PLUGINS="none")
+    (warning,) = re.findall("verl-gdpo: WARNING: (.*)", done.stderr)
+    name = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._compute_score"
+    assert warning.startswith(f"{name} of this verl also needs validate, which"), done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        ("0.9.0", True),
+        ("0.9.1", True),
+        ("0.9.1+cu128", True),
+        ("0.9.0.dev0", False),
+        ("0.9.1.post1", False),
+        ("0.10.0.dev", False),
+        ("a checkout", False),
+    ],
+)
+def test_which_versions_were_tested(monkeypatch, version, tested):
+    monkeypatch.setattr(sys.modules["verl"], "__version__", version)
+    assert refusal.is_tested() == tested
+
+
+@pytest.mark.parametrize(
+    ("loaded", "is_v1", "used"),
+    [
+        ("", True, {"v1"}),
+        ("", False, {"legacy"}),
+        # The asynchronous trainers are legacy trainers, whatever the configuration says.
+        ("verl.experimental.fully_async_policy", False, {"legacy", "async"}),
+        ("verl.experimental.fully_async_policy", True, {"v1", "legacy", "async"}),
+        ("verl.experimental.one_step_off_policy", True, {"v1", "legacy"}),
+    ],
+)
+def test_which_rows_a_run_uses(monkeypatch, loaded, is_v1, used):
+    for name in ("fully_async_policy", "one_step_off_policy"):
+        monkeypatch.delitem(sys.modules, f"verl.experimental.{name}", raising=False)
+    if loaded:
+        monkeypatch.setitem(sys.modules, loaded, sys)
+    of_trainer = {
+        "v1": "PPOTrainer._compute_advantage",
+        "legacy": "RayPPOTrainer._log_rollout_data",
+        "async": "FullyAsyncTrainer.fit",
+    }
+    rows = {each.path: each for each in EXTENSIONS}
+    found = {name for name, path in of_trainer.items() if lookup._is_used(rows[path], is_v1)}
+    assert found == used
+    assert lookup._is_used(rows["compute_advantage"], is_v1)
 
 
 def test_nothing_that_we_rely_on_is_missing():

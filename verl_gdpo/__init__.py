@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 REQUIRED_VERL = ">=0.9.dev0"  # older ones are refused; as in pyproject.toml
-SUPPORTED_VERL = f"{REQUIRED_VERL},<=0.10.dev0"  # newer ones are refused if they lack a name
-__all__ = ["REQUIRED_VERL", "SUPPORTED_VERL", "compute_gdpo_advantage"]
+TESTED_VERL = ("0.9.0", "0.9.1")  # of all others, a run with gdpo looks for each name that it uses
+__all__ = ["REQUIRED_VERL", "TESTED_VERL", "compute_gdpo_advantage"]
 
 if TYPE_CHECKING:
     from verl_gdpo.algorithm.advantage import compute_gdpo_advantage

@@ -10,8 +10,8 @@ reason, and verl's own function goes on. If verl lacks a module, as its branch `
 
 A run without gdpo calls verl's own functions with verl's own arguments.
 
-A verl that is newer than the supported versions is asked for all names that a run uses, once a
-configuration names gdpo. If it has them, a line says that nobody has tested it.
+A verl that was not tested is asked for all names that a run uses, once a configuration names gdpo.
+If it has them, a line says that nobody has tested it.
 
 What a run needs of us that is not gdpo, such as the record of its start, is in the table of
 `verl_gdpo/tools/run/plugin.py`; what a machine without a GPU needs, in that of `verl_gdpo/cpu`.
@@ -83,6 +83,7 @@ _WHEN_IMPORTED = (
         "AgentLoopWorker._run_agent_loop",
         "verl_gdpo.hooks.agent_loop:run_and_note",
         needs=("trajectory",),
+        others=("sampling_params", "agent_name"),
     ),
     Extension(
         "verl.experimental.agent_loop.agent_loop",
@@ -121,11 +122,13 @@ _WHEN_IMPORTED = (
         "compute_advantage_for_multi_trajectories",
         "verl_gdpo.hooks.trainer:compute_and_note",
         needs=("data",),
+        others=("batch_keys", "adv_estimator"),
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer._create_dataloader",
         "verl_gdpo.hooks.legacy:create_dataloader",
+        others=("train_dataset", "val_dataset", "collate_fn", "train_sampler"),
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
@@ -184,6 +187,7 @@ _WHEN_IMPORTED = (
         "FullyAsyncTrainer.__init__",
         "verl_gdpo.hooks.legacy:construct_trainer",
         needs=("config",),
+        others=("tokenizer", "role_worker_mapping", "resource_pool_manager"),
     ),
     Extension(
         "verl.experimental.fully_async_policy.fully_async_trainer",
@@ -220,6 +224,7 @@ _AT_CONSTRUCTION = (
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer.fit",
         "verl_gdpo.hooks.trainer:fit",
+        others=("agent_loop_manager",),
         at_construction=True,
     ),
     Extension(
@@ -236,6 +241,7 @@ _AT_CONSTRUCTION = (
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer._log_rollout_data",
         "verl_gdpo.hooks.trainer:log_rollout_data",
+        others=("batch", "timing_raw", "rollout_data_dir"),
         at_construction=True,
     ),
     Extension(
@@ -243,6 +249,7 @@ _AT_CONSTRUCTION = (
         "PPOTrainer._dump_generations",
         "verl_gdpo.hooks.trainer:dump_generations",
         needs=("reward_extra_infos_dict",),
+        others=("inputs", "outputs", "gts", "scores", "dump_path"),
         at_construction=True,
     ),
     Extension(
@@ -250,12 +257,14 @@ _AT_CONSTRUCTION = (
         "PPOTrainer._val_metrics_update",
         "verl_gdpo.hooks.trainer:update_validation_metrics",
         needs=("data_sources", "sample_uids", "reward_extra_infos_dict"),
+        others=("sample_turns",),
         at_construction=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer.sample",
         "verl_gdpo.hooks.replay_buffer:sample",
+        others=("global_steps", "partition_id", "batch_size"),
         at_construction=True,
     ),
     Extension(
@@ -276,6 +285,7 @@ _AT_CONSTRUCTION = (
         "ReplayBuffer._sampleable_terminal_keys",
         "verl_gdpo.hooks.replay_buffer:sampleable_keys",
         needs=("partition_id",),
+        others=("eviction_reasons",),
         at_construction=True,
     ),
     Extension(
@@ -283,6 +293,7 @@ _AT_CONSTRUCTION = (
         "ReplayBuffer._select_prompt_uids",
         "verl_gdpo.hooks.replay_buffer:select_prompts",
         needs=("partition_id", "sampleable_keys"),
+        others=("batch_size",),
         at_construction=True,
     ),
     Extension(
@@ -290,6 +301,7 @@ _AT_CONSTRUCTION = (
         "ReplayBuffer._materialize_batch",
         "verl_gdpo.hooks.replay_buffer:materialize_batch",
         needs=("selected_prompt_uids", "partition_snapshot"),
+        others=("partition_id",),
         at_construction=True,
     ),
     Extension(
@@ -297,6 +309,7 @@ _AT_CONSTRUCTION = (
         "ReplayBuffer._terminal_eviction_reasons",
         "verl_gdpo.hooks.replay_buffer:eviction_reasons",
         needs=("global_steps",),
+        others=("partition_id",),
         at_construction=True,
     ),
     Extension(
@@ -316,6 +329,7 @@ _AT_CONSTRUCTION = (
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer._get_gen_batch",
         "verl_gdpo.hooks.legacy:get_gen_batch",
+        others=("batch",),
         at_construction=True,
     ),
     Extension(
@@ -326,6 +340,7 @@ _AT_CONSTRUCTION = (
             "batch",
             "reward_extra_infos_dict",
         ),
+        others=("timing_raw", "rollout_data_dir"),
         at_construction=True,
     ),
     Extension(
@@ -333,6 +348,7 @@ _AT_CONSTRUCTION = (
         "RayPPOTrainer._dump_generations",
         "verl_gdpo.hooks.trainer:dump_generations",
         needs=("reward_extra_infos_dict",),
+        others=("inputs", "outputs", "gts", "scores", "dump_path"),
         at_construction=True,
     ),
     Extension(
@@ -340,6 +356,7 @@ _AT_CONSTRUCTION = (
         "RayPPOTrainer._val_metrics_update",
         "verl_gdpo.hooks.trainer:update_validation_metrics",
         needs=("data_sources", "sample_uids", "reward_extra_infos_dict"),
+        others=("sample_turns",),
         at_construction=True,
     ),
 )

@@ -241,7 +241,7 @@ def test_a_missing_symbol_is_named_with_the_supported_range(monkeypatch, capsys)
     symbol = r"initialize_global_process_group_ray\(timeout_second,backend\)"
     for there in ({}, {"initialize_global_process_group_ray": lambda timeout_second: None}):
         vars(module).update(there)
-        with pytest.raises(ImportError, match=f"{symbol} .verl 0.99.0; supported: verl>=0.9"):
+        with pytest.raises(ImportError, match=f"{symbol} .verl 0.99.0; tested: 0.9.0, 0.9.1"):
             extend_module(module, extensions, plugin.refuse_verl)
     assert "initialize_global_process_group_ray(timeout_second,backend)" in capsys.readouterr().err
 

@@ -1,14 +1,18 @@
-"""Prints whether this verl is too new, and which names of verl we extend or call it lacks."""
+"""Prints whether this verl was tested, and which names of verl we extend or call it lacks.
+
+Of each function, it prints the parameters that no tested verl has.
+"""
 
 import verl
-from packaging.specifiers import SpecifierSet
 
-from verl_gdpo import SUPPORTED_VERL
+from verl_gdpo import TESTED_VERL
+from verl_gdpo.hooks.refusal import is_tested
 from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS
 from verl_gdpo.tools.run import plugin as run_plugin
 
-supported = SpecifierSet(SUPPORTED_VERL).contains(verl.__version__, prereleases=True)
-verdict = "in" if supported else "NEWER than what is in"  # an older one loads no table
-print(f"verl {verl.__version__}, {verl.__file__}: {verdict} SUPPORTED_VERL, {SUPPORTED_VERL}")
+verdict = "in" if is_tested() else "NOT in"
+print(f"verl {verl.__version__}, {verl.__file__}: {verdict} TESTED_VERL, {', '.join(TESTED_VERL)}")
 for extension in (*EXTENSIONS, *run_plugin.EXTENSIONS, *CALLED_BY_TOOLS):
-    print("missing" if extension.is_missing() else "       ", extension.symbol)
+    unknown = ", ".join(extension.unknown_parameters())
+    more = f", which also needs {unknown}" if unknown else ""
+    print("missing" if extension.is_missing() else "       ", extension.symbol + more)

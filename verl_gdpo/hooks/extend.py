@@ -45,6 +45,7 @@ class Extension:
     path: FUNCTION, CLASS or CLASS.METHOD in the module.
     replacement: our function, as MODULE:FUNCTION. It gets the call, which it hands on.
     needs: the parameters that verl's function must have: those that ours asks the call for.
+    others: its other parameters without a default, in the versions that were tested.
     at_construction: whether it is extended when a trainer or its buffer is made, and for that
         instance alone; else as soon as verl has imported the module.
     only_for: what needs it, and what to do without it; gdpo itself does not need it then.
@@ -55,6 +56,7 @@ class Extension:
     path: str
     replacement: str = ""
     needs: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     at_construction: bool = False
     only_for: str = ""
     table: str = "core"
@@ -76,6 +78,25 @@ class Extension:
             return self.is_missing_in(importlib.import_module(self.module))
         except ImportError:
             return True
+
+    def unknown_parameters(self) -> list[str]:
+        """Return the parameters without a default that no tested verl has; [] without the name."""
+        try:
+            owner, name = _place(importlib.import_module(self.module), self.path)
+            parameters = inspect.signature(getattr(owner, name)).parameters.values()
+        except (ImportError, AttributeError, TypeError, ValueError):
+            return []
+        known = {"self", *self.needs, *self.others}
+        unknown = []
+        for parameter in parameters:
+            is_required = parameter.default is inspect.Parameter.empty
+            is_named = parameter.kind not in (
+                inspect.Parameter.VAR_POSITIONAL,
+                inspect.Parameter.VAR_KEYWORD,
+            )
+            if is_required and is_named and parameter.name not in known:
+                unknown.append(parameter.name)
+        return unknown
 
     def is_missing_in(self, module: ModuleType) -> bool:
         """Return whether this module lacks the name or one of the parameters."""

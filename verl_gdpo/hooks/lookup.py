@@ -10,16 +10,21 @@ import functools
 import sys
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
-from verl_gdpo import SUPPORTED_VERL
 from verl_gdpo.hooks import extend
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import Extension
-from verl_gdpo.hooks.refusal import names_gdpo, raise_refusals, refusals, versions
+from verl_gdpo.hooks.refusal import (
+    is_tested,
+    names_gdpo,
+    raise_refusals,
+    refusals,
+    versions,
+    warn,
+)
 
 V1 = "verl.trainer.ppo.v1"
-EXPERIMENTAL = "verl.experimental.fully_async_policy"
+FULLY_ASYNC = "verl.experimental.fully_async_policy"
+ONE_STEP_OFF = "verl.experimental.one_step_off_policy"
 LEGACY_TRAINER = "RayPPOTrainer."
 
 
@@ -32,7 +37,7 @@ def refuse_configuration(call: Call) -> Any:
 def refuse_gdpo(config: Any) -> None:
     """Raise RuntimeError if the configuration names gdpo, and it cannot run with this verl."""
     if names_gdpo(config):
-        look_into_newer(bool(config.get("trainer", {}).get("use_v1")))
+        look_into_untested(is_v1=bool(config.get("trainer", {}).get("use_v1")))
         raise_refusals()
 
 
@@ -57,35 +62,42 @@ def _ours(replacement: str) -> Any:
 
 
 @functools.cache
-def look_into_newer(is_v1: bool) -> None:
-    """Refuse a verl that is newer than the supported ones if it lacks what we need, else warn.
+def look_into_untested(*, is_v1: bool) -> None:
+    """Refuse a verl that was not tested if it lacks what a run needs, else warn; once a process.
 
     Args:
-        is_v1: whether the run has verl's V1 trainer.
+        is_v1: whether the configuration asks for verl's V1 trainer.
     """
-    installed = sys.modules["verl"].__version__
-    if refusals or SpecifierSet(SUPPORTED_VERL).contains(installed, prereleases=True):
+    if refusals or is_tested():
         return
-    missing = []
-    for extension in dict.fromkeys(extend.table):
-        if _is_used(extension, is_v1) and extension.is_missing():
-            missing.append(extension)
+    used = [each for each in dict.fromkeys(extend.table) if _is_used(each, is_v1)]
+    missing = [each for each in used if each.is_missing()]
     extend.say_what_is_missing(missing)
-    if not refusals:
-        print(f"verl-gdpo: gdpo was not tested with this verl ({versions()})", file=sys.stderr)
+    if refusals:
+        return
+    for extension in used:
+        unknown = extension.unknown_parameters()
+        if unknown:
+            warn(
+                f"{extension.module}:{extension.path} of this verl also needs "
+                f"{', '.join(unknown)}, which verl-gdpo does not know, and hands on"
+            )
+    print(f"verl-gdpo: gdpo was not tested with this verl ({versions()})", file=sys.stderr)
 
 
 def _is_used(extension: Extension, is_v1: bool) -> bool:
     """Return whether a run uses it.
 
-    A trainer that verl lacks cannot run. So a run with one trainer may lack what the other needs.
+    A run with one trainer may lack what another needs. The asynchronous trainers of
+    `verl.experimental` are legacy trainers, whatever the configuration says, and their main module
+    is loaded by now.
     """
     if extension.table == "cpu":  # of a machine without a GPU
         return False
-    if extension.module.startswith(EXPERIMENTAL):
-        return False
+    if extension.module.startswith(FULLY_ASYNC):
+        return FULLY_ASYNC in sys.modules
     if extension.path.startswith(LEGACY_TRAINER):
-        return not is_v1
+        return not is_v1 or FULLY_ASYNC in sys.modules or ONE_STEP_OFF in sys.modules
     if extension.module.startswith(V1):
         return is_v1
     return True

@@ -8,7 +8,9 @@ where verl asks before it makes a trainer.
 import sys
 from typing import Any
 
-from verl_gdpo import SUPPORTED_VERL
+from packaging.version import InvalidVersion, Version
+
+from verl_gdpo import TESTED_VERL
 from verl_gdpo.hooks.call import Call
 
 # The keys that may name our estimator or manager. The last one is of versions before 0.9.
@@ -18,8 +20,16 @@ refusals: list[str] = []  # the reasons; empty if gdpo may run
 
 
 def versions() -> str:
-    """Return the installed version of verl beside the supported ones."""
-    return f"verl {sys.modules['verl'].__version__}; supported: verl{SUPPORTED_VERL}"
+    """Return the installed version of verl beside those that were tested."""
+    return f"verl {sys.modules['verl'].__version__}; tested: {', '.join(TESTED_VERL)}"
+
+
+def is_tested() -> bool:
+    """Return whether the installed verl is one that was tested, or a local build of one."""
+    try:
+        return Version(sys.modules["verl"].__version__).public in TESTED_VERL
+    except InvalidVersion:
+        return False
 
 
 def refuse(reason: str) -> None:
