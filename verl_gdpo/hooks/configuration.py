@@ -240,8 +240,7 @@ def _our_scorers_alone(config: Any) -> bool:
 
 def _mistakes_of_estimator(config: Any) -> Iterator[str]:
     """Yield what cannot work with the estimator gdpo."""
-    if config.algorithm.get("use_kl_in_reward", False):
-        yield KL_IN_REWARD
+    yield from _mistakes_of_sum(config)
     # Replay and tests hand over configurations without rollouts.
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout") or {}
     if rollout.get("n") == 1:
@@ -254,6 +253,32 @@ def _mistakes_of_estimator(config: Any) -> Iterator[str]:
             "actor_rollout_ref.rollout.full_determinism=True with rollout.name=vllm: verl gives "
             "all samples of a prompt one seed (vllm_async_server.py). So they are equal, and every "
             "advantage would be 0. Set it to False"
+        )
+
+
+def _mistakes_of_sum(config: Any) -> Iterator[str]:
+    """Yield what verl does with the summed reward before the estimator, which gdpo does not use."""
+    if config.algorithm.get("use_kl_in_reward", False):
+        yield KL_IN_REWARD
+    # Of verl's pull request 7894.
+    if OmegaConf.select(config, "algorithm.reward_variance_filtering.enable"):
+        yield (
+            "algorithm.reward_variance_filtering.enable=True with adv_estimator=gdpo: it takes a "
+            "group out of the loss if the sum of its rewards does not vary, though each of them "
+            "may. Set it to False, and use algorithm.filter_groups.enable=True"
+        )
+    if config.algorithm.get("use_pf_ppo", False):
+        yield (
+            "algorithm.use_pf_ppo=True with adv_estimator=gdpo: verl draws samples by their summed "
+            "reward for the estimator gae alone, so it would have no effect. Set it to False"
+        )
+    # Of options that no scorer of ours takes, our manager says so itself.
+    penalty = OmegaConf.select(config, "reward.reward_kwargs.overlong_buffer_cfg.enable")
+    if penalty and not uses_gdpo_manager(config):
+        yield (
+            "reward.reward_kwargs.overlong_buffer_cfg.enable=True with adv_estimator=gdpo: verl's "
+            "manager dapo adds this penalty to the sum, which gdpo does not use. Make it a reward "
+            "of its own: pkg://verl_gdpo.scoring.lengths has `overlong`"
         )
 
 

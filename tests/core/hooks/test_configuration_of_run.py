@@ -97,7 +97,8 @@ def test_bounds_are_asked_for_where_a_variant_needs_them():
 
 
 def test_the_grpo_arm_may_have_kl_in_the_reward():
-    config = run_config(**GRPO, **{"algorithm.use_kl_in_reward": True})
+    summed = ("use_kl_in_reward", "use_pf_ppo")
+    config = run_config(**GRPO, **{f"algorithm.{key}": True for key in summed})
     assert replace(settings_of_run(config), bounds={}) == GdpoSettings()
 
 
@@ -105,6 +106,15 @@ def test_the_grpo_arm_may_have_kl_in_the_reward():
     ("changes", "message"),
     [
         ({"algorithm.use_kl_in_reward": True}, "use actor_rollout_ref.actor.use_kl_loss=True"),
+        (
+            {"algorithm.reward_variance_filtering": {"enable": True}},
+            r"reward_variance_filtering.enable=True .* if the sum of its rewards does not vary",
+        ),
+        ({"algorithm.use_pf_ppo": True}, "use_pf_ppo=True .* for the estimator gae alone"),
+        (
+            {MANAGER: "dapo", KWARGS: {"overlong_buffer_cfg": {"enable": True}}},
+            "manager dapo adds this penalty to the sum, which gdpo does not use",
+        ),
         ({f"{MODEL}.enable": True}, "colocated reward model"),
         ({"algorithm.adv_estimator": "GDPO"}, "=GDPO: unknown to verl; did you mean 'gdpo'"),
         ({"algorithm.adv_estimator": "Grpo"}, "=Grpo: unknown to verl; did you mean 'grpo'"),
