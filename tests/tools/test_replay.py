@@ -342,9 +342,32 @@ def test_several_mistakes_have_a_line_each(tmp_path, capsys):
     assert sorted(keys) == ["  algorithm.gdpo.batch_norm", "  algorithm.gdpo.eps"]
 
 
+@pytest.mark.parametrize(
+    ("override", "rewards"),
+    [
+        ("algorithm.gdpo.rewards.format=0.5", "{format: 0.5, correctness: 1.0}"),
+        ("++algorithm.gdpo.rewards.format=0.5", "{format: 0.5, correctness: 1.0}"),
+        ("algorithm.gdpo.rewards.format.weight=2", "{format: {weight: 2}, correctness: 1.0}"),
+    ],
+)
+def test_the_weight_of_one_reward_leaves_the_others_as_they_are(
+    tmp_path, capsys, override, rewards
+):
+    folder = str(of_tool_rl(tmp_path, {"rewards": None}))
+    main([folder, override])
+    line = f"++algorithm.gdpo.rewards={rewards}"
+    printed = capsys.readouterr().out
+    assert line in printed
+    # The whole line gives the same page.
+    main([folder, line])
+    assert capsys.readouterr().out == printed
+    assert main([folder, "algorithm.gdpo.rewards.formt=0.5"]) == 1
+    assert "Could not override 'algorithm.gdpo.rewards.formt'" in capsys.readouterr().err
+
+
 def test_a_partial_mapping_is_refused_as_in_training(tmp_path, capsys):
     folder = str(of_tool_rl(tmp_path, {"rewards": None}))
-    assert main([folder, "++algorithm.gdpo.rewards.format=0.5"]) == 1
+    assert main([folder, "++algorithm.gdpo.rewards={format: 0.5}"]) == 1
     said = capsys.readouterr().err
     assert "names ['format'], and says nothing of ['correctness']" in said
     (line,) = re.findall(r"'(\+\+algorithm.*?)'", said)

@@ -5,13 +5,15 @@ import hashlib
 import json
 import math
 import re
+import shlex
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 from made_arms import made_arm
 from run_folder_writer import GROUPS, PROMPT, make_run, rollout_dump, write_metrics
 
-from verl_gdpo.tools import summary
+from verl_gdpo.tools import replay, summary
 from verl_gdpo.tools.report import main
 from verl_gdpo.tools.report.examples import ROLLOUTS_SHOWN, example_groups
 from verl_gdpo.tools.report.page import (
@@ -258,6 +260,18 @@ def test_the_page_escapes_what_a_model_wrote_and_needs_nothing_else(tmp_path, ca
     expected = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert re.search("script-src 'sha256-([^']+)'\"", text)[1] == expected
     assert text.count("<script") == 2
+
+
+def test_the_line_to_paste_is_one_that_replay_takes(tmp_path, capsys):
+    run = make_run(tmp_path / "a run", "gdpo", steps=3)
+    line = build_page([run]).replay_line
+    text = write(build_page([run]), tmp_path / "out").read_text()
+    assert f"<code>{line}</code>" in unescape(text)
+    command, name, *arguments = shlex.split(line)
+    assert (command, name, arguments[0]) == ("verl-gdpo", "replay", str(run))
+    replay.main(arguments)
+    printed = capsys.readouterr()
+    assert printed.err == "" and "== changed ==" in printed.out
 
 
 def test_the_first_screen_in_its_order(tmp_path):

@@ -16,7 +16,7 @@ import numpy as np
 from verl_gdpo.algorithm.zero import SAME_STD
 from verl_gdpo.terminal import printable, render, shorten, width_of
 from verl_gdpo.tools.advice import TITLE, Evidence, describe
-from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run
+from verl_gdpo.tools.replay.arms import ARMS, OF_A_REWARD, Arm, key_of, read_run
 from verl_gdpo.tools.replay.comparison import OF_SCORE, Group, Replay, StepReport
 from verl_gdpo.tools.run_folder.dump_reader import (
     HOW,
@@ -25,6 +25,7 @@ from verl_gdpo.tools.run_folder.dump_reader import (
     Scorer,
     data_sources,
     dump_files,
+    dumped_rewards,
     has_rewards,
 )
 from verl_gdpo.tools.run_folder.folder import config_of_run
@@ -35,7 +36,10 @@ EPILOG = """\
 `key=value` are overrides of the training command, and what training would refuse is refused. With
 --arm, they change each arm, and else the run's own settings. An arm keeps the run's rewards,
 weights, conditions and eps. By default, a gdpo run is compared with grpo, and a grpo run with gdpo.
+A weight for one reward leaves the other rewards as they are. In training, a run that names one
+reward leaves out the others: replay prints the line with all of them.
 
+  verl-gdpo replay runs/my_run algorithm.gdpo.rewards.format=0.2
   verl-gdpo replay runs/my_run --arm grpo --arm gdpo_token
   verl-gdpo replay runs/my_run '++algorithm.gdpo.rewards={format: 0.2, correctness: 1.0}'
   verl-gdpo replay ROLLOUT_DATA_DIR --scorer my_rewards.py:compute_score --arm gdpo
@@ -101,6 +105,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if scorer is None and not has_rewards(files[0]):
         raise ValueError(f"{files[0]}: {SUMMED}")
     own = _own(path, files, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
+    if scorer is None and any(key_of(each).startswith(OF_A_REWARD) for each in arguments.overrides):
+        own = replace(own, dumped=dumped_rewards(files[0]))
     alternatives = choose(own, arguments.arm, arguments.overrides)
     replay = Replay(own, alternatives, arguments.top, scorer).read(files)
     is_reproduced = _print(replay, path, [dump for dump in unfinished if int(dump.stem) in steps])

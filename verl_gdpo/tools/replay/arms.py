@@ -40,6 +40,7 @@ KEPT_BY_ARMS_IN_GDPO = ("rewards", "rubric_weights", "eps")
 BY_STD = "norm_adv_by_std_in_grpo"
 READ = ("adv_estimator", BY_STD, "gdpo_reward_keys", "gdpo_reward_weights")
 OF_SUM = ("rewards", "rubric_weights")
+OF_A_REWARD = "algorithm.gdpo.rewards."
 READ_BY_GRPO = (*(f"algorithm.{k}" for k in READ), *(f"algorithm.gdpo.{k}" for k in OF_SUM))
 READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS))
 
@@ -54,6 +55,7 @@ class Arm:
     run: Any = None  # the whole configuration of the run, as a DictConfig
     sources: Iterable[str] | None = None  # of the run's rows
     is_recorded: bool = True  # whether the run has trained with these rewards
+    dumped: Sequence[str] = ()  # the rewards of the dump, where somebody asked for them
     settings: GdpoSettings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,19 +87,41 @@ class Arm:
         """
         config = OmegaConf.create({}) if self.run is None else self.run.copy()
         config.algorithm = dict(self.algorithm)
+        keys = [key_of(override) for override in overrides]
+        if self.settings.rewards is None:
+            self._name_rewards(config, keys)
         changed = composed(config, overrides)
         algorithm: Any = OmegaConf.to_container(changed.algorithm)
         who, read = "gdpo", READ_BY_GDPO
         if algorithm.get("adv_estimator") == "grpo":
             who, read = "verl's grpo", READ_BY_GRPO
-        keys = [override.partition("=")[0].strip("+~ ") for override in overrides]
         for key, override in zip(keys, overrides, strict=True):
             if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
                 raise ValueError(f"{override}: {who} does not read it{hint(key, read)}")
-        is_recorded = not any(f"{key}.".startswith("algorithm.gdpo.rewards.") for key in keys)
+        is_recorded = not any(f"{key}.".startswith(OF_A_REWARD) for key in keys)
         if OmegaConf.select(changed, "reward.reward_model") is not None:
             settings_of_run(changed, self.sources, is_recorded=is_recorded)
         return replace(self, name=name, algorithm=algorithm, is_recorded=is_recorded)
+
+    def _name_rewards(self, config: Any, keys: Sequence[str]) -> None:
+        """Name the rewards of a run that names none, where an override is about one of them.
+
+        In training, to name a reward leaves out those that are not named. Here it would compare
+        two changes at once.
+
+        Args:
+            keys: of the overrides.
+        """
+        of_rewards = [key.removeprefix(OF_A_REWARD) for key in keys if key.startswith(OF_A_REWARD)]
+        if not of_rewards or not self.dumped:
+            return
+        rewards: dict[str, Any] = dict.fromkeys(self.dumped, 1.0)
+        for key in of_rewards:
+            name, dot, _ = key.partition(".")
+            # One key of a reward, such as its `when`, needs the form that has keys.
+            if dot and name in rewards:
+                rewards[name] = {"weight": 1.0}
+        OmegaConf.update(config, "algorithm.gdpo.rewards", rewards, force_add=True)
 
     @property
     def estimator(self) -> str:
@@ -109,6 +133,15 @@ class Arm:
         block = self.algorithm.get("gdpo") or {}
         values |= {f"algorithm.gdpo.{key}": value for key, value in block.items()}
         return " ".join(line_of(key, value) for key, value in values.items() if value is not None)
+
+
+def key_of(override: str) -> str:
+    """Return the key that an override is about.
+
+    >>> key_of("++algorithm.gdpo.eps=0.1")
+    'algorithm.gdpo.eps'
+    """
+    return override.partition("=")[0].strip("+~ ")
 
 
 def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -49,6 +50,7 @@ class Page:
     advice: Mapping[str, Description | str]  # of the first run of each arm, or why there is none
     tables: Sequence[Table]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
+    replay_line: str = ""  # a command to paste; "" where no run has what it needs
 
 
 def build_page(
@@ -79,7 +81,21 @@ def build_page(
         advice={arm.name: _or_why(_advice, arm.runs[0]) for arm in arms},
         tables=[table for table in tables if table],
         examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
+        replay_line=_replay_line(members),
     )
+
+
+def _replay_line(members: Sequence[Run]) -> str:
+    """Return a command that shows what twice the weight of a reward would change."""
+    for run in members:
+        # Other names would need the quotes of Hydra.
+        names = [name for name in run.named_rewards if name.isidentifier()]
+        if names and run.rollouts is not None:
+            # In the run's folder, replay finds its settings too.
+            is_inside = run.rollouts.is_relative_to(run.folder)
+            folder = shlex.quote(str(run.folder if is_inside else run.rollouts))
+            return f"verl-gdpo replay {folder} algorithm.gdpo.rewards.{names[0]}=2"
+    return ""
 
 
 def all_remarks(members: Sequence[Run], charts: Sequence[Chart]) -> list[Remark]:

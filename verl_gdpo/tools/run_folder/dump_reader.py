@@ -225,6 +225,14 @@ def has_rewards(path: Path) -> bool:
     return '"rewards":' in line or '"uid":' not in line  # `read_dump` says what is wrong
 
 
+def dumped_rewards(path: Path) -> list[str]:
+    """Return the names of the rewards in a dump of verl-gdpo."""
+    names: dict[str, None] = {}
+    for row in read_dump(path, with_texts=False):
+        names.update(dict.fromkeys(row["rewards"]))
+    return list(names)
+
+
 def _row(row: Any, scorer: Scorer | None) -> dict[str, Any]:
     """A line of a dump as a row with `DUMP_KEYS`."""
     is_row = isinstance(row, dict)
