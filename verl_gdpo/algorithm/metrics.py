@@ -139,6 +139,25 @@ def scoring_metrics(rows: BatchRows) -> dict[str, float]:
     return {f"gdpo/scoring/{name}": float(np.mean(values)) for name, values in of_samples.items()}
 
 
+def rollout_metrics(rows: BatchRows, length_B: Ints) -> dict[str, float]:
+    """Return what the samples of agents took; {} where no sample has used a tool.
+
+    Args:
+        length_B: the length of each row's response in tokens, with what tools wrote.
+    """
+    of_samples = [row for row in rows.samples if row in rows.rollouts]
+    generated = np.array([rows.rollouts[row]["generated_tokens"] for row in of_samples])
+    seconds = np.array([rows.rollouts[row]["tool_seconds"] for row in of_samples])
+    # In a run without tools, these would tell nothing that verl's response_length does not.
+    if not (seconds > 0).any() and not (generated < length_B[of_samples]).any():
+        return {}
+    return {
+        "gdpo/rollout/generated_tokens/mean": float(generated.mean()),
+        "gdpo/rollout/tool_seconds/mean": float(seconds.mean()),
+        "gdpo/rollout/tool_seconds/max": float(seconds.max()),
+    }
+
+
 # --- the rewards by themselves --------------------------------------------------------------------
 
 

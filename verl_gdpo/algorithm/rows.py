@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verl_gdpo.algorithm.values import AGENT_SCORE_KEY, ERROR_KEY, SCORER, RewardError
+from verl_gdpo.algorithm.values import (
+    AGENT_SCORE_KEY,
+    ERROR_KEY,
+    OF_AGENT_LOOPS,
+    ROLLOUT_KEY,
+    SCORER,
+    RewardError,
+)
 
 # marks a row that lacks the key of a column; None means that the reward does not apply
 ABSENT = object()
@@ -70,6 +77,8 @@ class BatchRows:
     # {row: score} where no manager ran, because an agent loop set `reward_score` itself
     own_scores: Mapping[int, float] = field(default_factory=dict)
     notes: Sequence[Mapping[str, float]] = ()  # see `drop_failed`
+    # {row: what its rollout took}: the keys `generated_tokens` and `tool_seconds`
+    rollouts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def from_keys(
@@ -96,9 +105,12 @@ class BatchRows:
     ) -> "BatchRows":
         """Make rows of verl's reward_extra_info of each."""
         own_scores = {}
+        rollouts = {}
         for row, info in enumerate(infos):
             if AGENT_SCORE_KEY in info:
                 own_scores[row] = info[AGENT_SCORE_KEY]
+            if ROLLOUT_KEY in info:
+                rollouts[row] = info[ROLLOUT_KEY]
         return cls(
             keys=keys,
             labels=labels,
@@ -108,6 +120,7 @@ class BatchRows:
             is_padding_B=np.array(is_padding, dtype=np.bool_),
             step=step,
             own_scores=own_scores,
+            rollouts=rollouts,
         )
 
     @classmethod
@@ -198,8 +211,9 @@ def columns_of(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names: dict[str, None] = {}  # a set that keeps the order
     for info in infos:
         names.update(dict.fromkeys(info))
-    # The score that an agent loop set is no value of a scorer: it stands in `own_scores`.
-    names.pop(AGENT_SCORE_KEY, None)
+    # These are no values of a scorer: they stand in `own_scores` and `rollouts`.
+    for name in OF_AGENT_LOOPS:
+        names.pop(name, None)
     return {name: [info.get(name, ABSENT) for info in infos] for name in names}
 
 

@@ -16,9 +16,13 @@ from typing import Any
 ERROR_KEY = "gdpo_error"  # why the reward manager could not score the sample
 NOTES_KEY = "gdpo_notes"  # what a scorer notes of its own work, {name: number}; it is logged alone
 AGENT_SCORE_KEY = "gdpo_own_score"  # set by an agent loop; verl then asks no reward manager
+ROLLOUT_KEY = "gdpo_rollout"  # what the rollout took, {name: number}
 # The text that was scored, for the dump, where it is not the one that verl decodes.
 RESPONSE_KEY = "gdpo_response"
 RUBRIC_KEY = "gdpo_rubric_"  # before a reward's name: {criterion: [value or None, weight]}
+
+# Our part of verl's agent loop workers writes these, for each sample whoever has scored it.
+OF_AGENT_LOOPS = (AGENT_SCORE_KEY, ROLLOUT_KEY)
 
 # Among the notes of a sample, these have a meaning.
 FAILED = "failed_"  # begins the note that a function of the list could not score the sample
@@ -39,6 +43,7 @@ RESERVED_NAMES = {
     ERROR_KEY: "verl-gdpo's own",
     NOTES_KEY: "verl-gdpo's own",
     AGENT_SCORE_KEY: "verl-gdpo's own",
+    ROLLOUT_KEY: "verl-gdpo's own",
     RESPONSE_KEY: "verl-gdpo's own",
     "gdpo_keys": "verl-gdpo's own",
     "reward": "a metric of verl's validation",
@@ -101,7 +106,7 @@ def check_name(name: Any) -> Any:
 
 def is_internal(name: Any) -> bool:
     """Return whether a key of verl's reward_extra_info is one that we add."""
-    if name in (ERROR_KEY, NOTES_KEY, AGENT_SCORE_KEY, RESPONSE_KEY):
+    if name in (ERROR_KEY, NOTES_KEY, *OF_AGENT_LOOPS, RESPONSE_KEY):
         return True
     return isinstance(name, str) and name.startswith(RUBRIC_KEY)
 
@@ -117,14 +122,14 @@ def plain_name(name: Any) -> Any:
 def check_names(infos: Sequence[Mapping[str, Any]], label: Callable[[int], str]) -> None:
     """Raise RewardError if a key is no name for a reward or another value of a sample.
 
-    Of our own keys, a sample that an agent loop scored has only `AGENT_SCORE_KEY`.
+    Of our own keys, a sample that an agent loop scored has only `OF_AGENT_LOOPS`.
     """
     # Almost all samples have the same names, and each is looked at once.
     checked: set[Any] = set()
     for row, info in enumerate(infos):
         is_of_loop = AGENT_SCORE_KEY in info
         for name in info:
-            if name in checked or name == AGENT_SCORE_KEY:
+            if name in checked or name in OF_AGENT_LOOPS:
                 continue
             # Our reward manager has written our own keys; an agent loop may not.
             if is_internal(name) and not is_of_loop:

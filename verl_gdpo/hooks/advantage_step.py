@@ -20,7 +20,12 @@ from verl_gdpo.algorithm.conditions import paid_in_batch
 from verl_gdpo.algorithm.equation import GdpoScalars
 from verl_gdpo.algorithm.failed_samples import drop_failed, refuse_failures
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among
-from verl_gdpo.algorithm.metrics import batch_metrics, scoring_metrics, settings_of_advantage
+from verl_gdpo.algorithm.metrics import (
+    batch_metrics,
+    rollout_metrics,
+    scoring_metrics,
+    settings_of_advantage,
+)
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import NOTES_KEY, RewardError
@@ -165,7 +170,7 @@ class AdvantageStep:
             sources,
             self.scalars,
         )
-        return of_batch | scoring_metrics(rows)
+        return of_batch | scoring_metrics(rows) | rollout_metrics(rows, np.array(length_B))
 
 
 _current: ContextVar[AdvantageStep | None] = ContextVar("verl_gdpo_step", default=None)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.values import AGENT_SCORE_KEY
+from verl_gdpo.algorithm.values import AGENT_SCORE_KEY, OF_AGENT_LOOPS, ROLLOUT_KEY
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import Function, attach, record_of
@@ -116,7 +116,8 @@ async def compute_and_mark(call: Call) -> Any:
     last = outputs[-1]
     fields = last.extra_fields
     own_score = last.reward_score
-    fields[TOOL_SECONDS] = sum(output.metrics.tool_calls for output in outputs)
+    tool_seconds = sum(output.metrics.tool_calls for output in outputs)
+    fields[TOOL_SECONDS] = tool_seconds
     fields[IS_VALIDATION] = _validates.get()
     fields[MASK_RUNS] = runs_of(last.response_mask)
 
@@ -133,6 +134,10 @@ async def compute_and_mark(call: Call) -> Any:
     fields.pop(MASK_RUNS, None)
     if own_score is not None:
         fields[INFO] = _with_own_score(fields.get(INFO) or {}, own_score)
+    # A colocated reward model scores later, in the trainer. A validation has no step to dump.
+    if INFO in fields and not _validates.get():
+        rollout = {"generated_tokens": sum(last.response_mask), TOOL_SECONDS: tool_seconds}
+        fields[INFO] = {**fields[INFO], ROLLOUT_KEY: rollout}
     return None
 
 
@@ -155,10 +160,11 @@ def _with_own_score(info: dict[Any, Any], score: Any) -> dict[Any, Any]:
     """Return what an agent loop returned beside its score, and the score under a name of ours.
 
     Raises:
-        ValueError: the agent loop has used this name.
+        ValueError: the agent loop has used a name of ours.
     """
-    if AGENT_SCORE_KEY in info:
-        raise ValueError(f"reward_extra_info has {AGENT_SCORE_KEY!r}, verl-gdpo's own; rename it")
+    for name in OF_AGENT_LOOPS:
+        if name in info:
+            raise ValueError(f"reward_extra_info has {name!r}, verl-gdpo's own; rename it")
     # verl itself writes the score of a session under this name.
     named = {name: value for name, value in info.items() if name != "score"}
     return {**named, AGENT_SCORE_KEY: score}

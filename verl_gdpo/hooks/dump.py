@@ -24,12 +24,16 @@ class DumpBatch(NamedTuple):
         columns_of = {}
         for row, key in enumerate(self.rows.keys):
             info = self.rows.extra_info(row)
+            # A row that came without our agent loop workers has none.
+            rollout = self.rows.rollouts.get(row, {})
             columns_of[str(key)] = {
                 "group": key.uid,
                 "session": key.session,
                 "data_source": self.rows.sources[row],
                 "response_tokens": self.response_length_B[row],
+                "generated_tokens": rollout.get("generated_tokens"),
                 "trained_tokens": int(self.advantages.trained_B[row]),
+                "tool_seconds": rollout.get("tool_seconds"),
                 "as_scored": info.get(RESPONSE_KEY),
                 "rewards": _rewards_of(info),
                 "advantage": float(self.advantages.advantage_B[row]),

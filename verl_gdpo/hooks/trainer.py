@@ -28,8 +28,8 @@ import verl_gdpo
 from verl_gdpo.algorithm.failed_samples import empty_dropped
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import (
-    AGENT_SCORE_KEY,
     NOTES_KEY,
+    OF_AGENT_LOOPS,
     RUBRIC_KEY,
     as_json,
     as_numbers_or_text,
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
 # What we add to a sample for our trainer alone. Validation neither averages nor writes it.
-NOT_IN_VALIDATION = (NOTES_KEY, AGENT_SCORE_KEY)
+NOT_IN_VALIDATION = (NOTES_KEY, *OF_AGENT_LOOPS)
 
 # Whether a trainer with gdpo averages its validation in this context.
 averages_ours: ContextVar[bool] = ContextVar("verl_gdpo_averages_ours", default=False)

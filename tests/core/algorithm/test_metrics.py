@@ -25,6 +25,7 @@ from verl_gdpo.algorithm.metrics import (
     contributions,
     correlation,
     groups_with_signal,
+    rollout_metrics,
     scoring_metrics,
     settings_of_advantage,
     tied_pairs,
@@ -32,7 +33,7 @@ from verl_gdpo.algorithm.metrics import (
 )
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.values import NOTES_KEY
+from verl_gdpo.algorithm.values import NOTES_KEY, ROLLOUT_KEY
 from verl_gdpo.tasks.tool_rl.score import CallNotes
 
 PAGE = REPO / "docs" / "metrics.md"
@@ -520,6 +521,36 @@ def of_scoring():
     return scoring_metrics(drop_failed(rows, 2))
 
 
+def of_rollouts(rollouts, lengths, keys=None):
+    """The metrics of rows that took (tokens, seconds), or nothing that is known."""
+    infos = []
+    for rollout in rollouts:
+        info = {"a": 1.0}
+        if rollout is not None:
+            info[ROLLOUT_KEY] = dict(
+                zip(("generated_tokens", "tool_seconds"), rollout, strict=True)
+            )
+        infos.append(info)
+    keys = keys or [f"u_{n}_0" for n in range(len(rollouts))]
+    padding = [key.startswith("pad") for key in keys]
+    rows = BatchRows.from_keys(keys, infos, ["x"] * len(keys), padding)
+    return rollout_metrics(rows, np.array(lengths))
+
+
+def test_what_the_rollouts_of_agents_took():
+    """A session of two rows counts by its last one; padding and what nobody knows do not."""
+    keys = ["u_0_0", "u_0_1", "u_1_0", "u_2_0", "pad_0_0"]
+    rollouts = [(99, 99.0), (4, 1.0), (2, 0.0), None, (99, 99.0)]
+    assert of_rollouts(rollouts, [99, 6, 2, 5, 99], keys) == {
+        "gdpo/rollout/generated_tokens/mean": 3.0,
+        "gdpo/rollout/tool_seconds/mean": 0.5,
+        "gdpo/rollout/tool_seconds/max": 1.0,
+    }
+    # Without a tool they would say nothing new.
+    assert of_rollouts([(4, 0.0), (2, 0.0)], [4, 2]) == {}
+    assert of_rollouts([None, None], [4, 2]) == {}
+
+
 def test_what_scorers_note():
     """The notes of each task are means over its own samples."""
     assert of_scoring() == {
@@ -536,6 +567,7 @@ def test_what_scorers_note():
 def test_the_page_explains_each_metric_and_no_other():
     explained = set(re.findall(r"^\| `(gdpo/[^`]+)` \|", PAGE.read_text(), re.M))
     logged = of_batch(bounds={"x": (0, 1), "y": (0, 1)}, sources=["p"] * 8) | of_scoring()
+    logged |= of_rollouts([(1, 1.0)], [2])
     generic = {re.sub("/[xy]/", "/<reward>/", name).replace("_y", "_<other>") for name in logged}
     generic = {re.sub("/p$", "/<data source>", name) for name in generic}
     assert explained == generic

@@ -34,7 +34,13 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls
 from verl_batch import verl_config
 
-from verl_gdpo.algorithm.values import AGENT_SCORE_KEY, RESERVED_NAMES, RewardError
+from verl_gdpo.algorithm.values import (
+    AGENT_SCORE_KEY,
+    OF_AGENT_LOOPS,
+    RESERVED_NAMES,
+    ROLLOUT_KEY,
+    RewardError,
+)
 from verl_gdpo.hooks import agent_loop, legacy
 from verl_gdpo.hooks.rollout_guard import RolloutError
 
@@ -321,9 +327,9 @@ def test_names_that_work(trainer):
 )
 def test_other_names_are_refused(trainer, name):
     refusal = pytest.raises(RewardError, match=r"^p(_0_0)?: reward_extra_info has the name")
-    if name == AGENT_SCORE_KEY:  # which we add ourselves
+    if name in OF_AGENT_LOOPS:  # which we add ourselves
         # V1 logs why, and has no prompt left
-        refusal = pytest.raises((ValueError, RolloutError), match=r"gdpo_own_score|_run_prompt")
+        refusal = pytest.raises((ValueError, RolloutError), match=rf"{name}|_run_prompt")
     with refusal:
         trainer.train({"p": [(1.0, {"a": 1.0, name: 0.0})] * 2}, "+algorithm.gdpo.rewards.a=1.0")
 
@@ -389,6 +395,48 @@ def test_a_reward_function_knows_whether_this_is_validation():
     asyncio.run(both())
     facts = {length: (of["is_validation"], of["tool_seconds"]) for length, of in seen}
     assert facts == {2: (False, 0.5), 3: (True, 0.5)}
+
+
+@pytest.mark.parametrize("own_score", [None, 2.0])
+def test_what_a_rollout_took_goes_to_the_trainer(own_score):
+    """Of a session of two outputs: the seconds of both, and the tokens of the scored one."""
+    worker = SimpleNamespace(config=OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
+
+    async def compute(self, outputs, kwargs):
+        if own_score is None:
+            outputs[-1].extra_fields[agent_loop.INFO] = {"a": 1.0}
+
+    async def session(self, sampling_params, trajectory):
+        outputs = [made_output(0), made_output(3)]
+        for output in outputs:
+            output.metrics.tool_calls = 0.5
+        outputs[-1].response_mask = [1, 1, 0, 0, 1]
+        outputs[-1].reward_score = own_score
+        if own_score is not None:
+            outputs[-1].extra_fields[agent_loop.INFO] = {"a": 1.0}
+        await stand_in(agent_loop.compute_and_mark, compute)(self, outputs, {})
+        return outputs[-1].extra_fields[agent_loop.INFO]
+
+    def info(validate):
+        run = stand_in(agent_loop.run_and_note, session)
+        return asyncio.run(run(worker, {}, {"validate": validate}))
+
+    rollout = {"generated_tokens": 3, "tool_seconds": 1.0}
+    of_loop = {} if own_score is None else {AGENT_SCORE_KEY: own_score}
+    assert info(False) == {"a": 1.0, **of_loop, ROLLOUT_KEY: rollout}
+    assert info(True) == {"a": 1.0, **of_loop}
+
+
+def test_what_is_scored_later_has_no_rollout_yet():
+    """A colocated reward model scores in the trainer, so there is nothing to write beside."""
+    worker = SimpleNamespace(config=OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}}))
+
+    async def compute(self, outputs, kwargs):
+        pass
+
+    output = made_output(0)
+    asyncio.run(stand_in(agent_loop.compute_and_mark, compute)(worker, [output], {}))
+    assert output.extra_fields == {}
 
 
 # --- functions that compare a group --------------------------------------------------------------

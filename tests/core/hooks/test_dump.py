@@ -25,7 +25,7 @@ from verl_gdpo.algorithm import metrics as metrics_module
 from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.values import NOTES_KEY, RESPONSE_KEY
+from verl_gdpo.algorithm.values import NOTES_KEY, RESPONSE_KEY, ROLLOUT_KEY
 from verl_gdpo.hooks import estimator as estimator_module
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
 from verl_gdpo.hooks.dump import DumpRows
@@ -201,8 +201,19 @@ def test_the_rows_of_a_dump(queue, tmp_path, estimator):
     # The first row of u was not scored as verl decodes it.
     scored = {"turns": [["<think>", "x" * 20_000]], "generated_tokens": 2}
     queue.rows["u_0_0"]["extra_fields"]["reward_extra_info"][RESPONSE_KEY] = scored
+    # All but one came from our agent loop workers, and one has waited for a tool.
+    rollouts = {"u_0_0": (2, 0.0), "u_1_0": (2, 1.5), "v_0_0": (2, 0.5)}
+    for key, (tokens, seconds) in rollouts.items():
+        info = queue.rows[key]["extra_fields"]["reward_extra_info"]
+        info[ROLLOUT_KEY] = {"generated_tokens": tokens, "tool_seconds": seconds}
     trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
-    rows = read_dump(dump(trainer, sample_and_train(trainer, 2)))
+    batch, metrics = step_of(trainer, 2)
+    rows = read_dump(dump(trainer, batch))
+    of_rows = [(row["generated_tokens"], row["tool_seconds"]) for row in rows]
+    assert of_rows == [*rollouts.values(), (None, None)]
+    assert metrics["gdpo/rollout/generated_tokens/mean"] == 2.0
+    assert metrics["gdpo/rollout/tool_seconds/mean"] == pytest.approx(2 / 3)
+    assert metrics["gdpo/rollout/tool_seconds/max"] == 1.5
     assert [row["as_scored"] for row in rows] == [scored, None, None, None]
     assert [(r["uid"], r["response_tokens"], r["trained_tokens"]) for r in rows] == [
         ("u_0_0", 2, 2),
@@ -230,6 +241,24 @@ def test_the_metrics_of_token_batch_norm_count_the_tokens_that_are_trained(queue
     std = np.sqrt(((S - mean) ** 2 * tokens).sum() / 7)
     assert metrics["gdpo/batch_norm_mean"] == pytest.approx(mean)
     assert metrics["gdpo/batch_norm_std"] == pytest.approx(std)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "are_there"),
+    [((2, 3), (0.0, 0.0), False), ((2, 2), (0.0, 0.0), True), ((2, 3), (0.0, 0.1), True)],
+)
+def test_a_run_without_tools_has_no_metrics_of_them(queue, tmp_path, tokens, seconds, are_there):
+    """The responses have 2 and 3 tokens."""
+    fill(queue)
+    for key, row in queue.rows.items():
+        if key in ("u", "v"):
+            continue
+        place = int(key.split("_")[1])
+        info = row["extra_fields"]["reward_extra_info"]
+        info[ROLLOUT_KEY] = {"generated_tokens": tokens[place], "tool_seconds": seconds[place]}
+    _, metrics = step_of(ours(tmp_path))
+    assert ("gdpo/rollout/tool_seconds/max" in metrics) is are_there
+    assert not [name for name in metrics if ROLLOUT_KEY in name]
 
 
 def test_a_sample_that_rollout_correction_rejects_stays_in_its_group(queue, tmp_path):

@@ -2,15 +2,17 @@
 
     {"input": ..., "output": ..., "gts": ..., "score": 1.0, "step": 7, "uid": "<group>_0_0",
      "group": "<group>", "session": 0, "data_source": "rlla", "response_tokens": 41,
-     "trained_tokens": 41, "as_scored": null, "rewards": {"format": 1.0, "correctness": 0.0},
-     "advantage": 0.3, "batch": 0, "is_padding": false}
+     "generated_tokens": 41, "trained_tokens": 41, "tool_seconds": 0.0, "as_scored": null,
+     "rewards": {"format": 1.0, "correctness": 0.0}, "advantage": 0.3, "batch": 0,
+     "is_padding": false}
 
 verl writes the first six keys, and `hooks/dump.py` writes the others. `response_tokens` is the
-length of the response, as scorers see it. `trained_tokens` counts the tokens that the policy trains
-on: answers of tools and rejected tokens do not count. `as_scored` has the turns of the policy where
-scorers saw another text than `output`, see `Response.for_dump`. `rewards` holds everything that the
-scorer returned, before weights and conditions. `batch` numbers the batches of a step, which
-asynchronous trainers have several of; without it, a dump has one.
+length of the response, as scorers see it. `generated_tokens` are those that the policy wrote
+itself, and `tool_seconds` is how long its rollout waited for tools. `trained_tokens` counts the
+tokens that the policy trains on: answers of tools and rejected tokens do not count. `as_scored` has
+the turns of the policy where scorers saw another text than `output`, see `Response.for_dump`.
+`rewards` holds everything that the scorer returned, before weights and conditions. `batch` numbers
+the batches of a step, which asynchronous trainers have several of; without it, a dump has one.
 
 A dump that verl wrote without verl-gdpo is scored again by a `Scorer`. Its rows then have the same
 keys, with None for the tokens and the advantage, which nobody knows.
