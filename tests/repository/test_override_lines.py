@@ -65,6 +65,9 @@ def test_training_takes_a_line_on_rewards(blocks, page, line):
     config = composed(
         OmegaConf.create({key: blocks[key] for key in ("algorithm", "reward")}), [line]
     )
+    if config.algorithm.gdpo.get("keep_groups"):
+        # The page has it beside the line.
+        config.algorithm.filter_groups.enable = True
     names = {*(config.algorithm.gdpo.get("rewards") or {})}
     declared = {source: {*declared_by(source, {})} for source in TASK_BY_SOURCE}
     if not names <= set().union(*declared.values()):  # of a function of the reader's own
