@@ -296,3 +296,33 @@ for function in reward_funcs(*TASKS.values()):
     scored = [line for line in done.stdout.splitlines() if not line.endswith(" None")]
     assert scored == ["correctness 1.0", "format 0.0", "integer 1.0"]
     assert {"bug None", "length None", "pass None"} < {*done.stdout.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("completion", "prompt", "scored"),
+    [
+        ("an old man", "Q", "an old man"),
+        ("<think>an old man</think>\n a man", "Q", "a man"),
+        ("an old man</think> a man", "Q", "a man"),
+        ("an old man", "Q\n<think>\n", ""),
+        ("an old man", "Q\n<think>\n\n</think>\n\n", "an old man"),
+        ([{"role": "assistant", "content": "a man", "reasoning_content": "old"}], "Q", "a man"),
+        ([{"role": "assistant", "content": "an old man"}], [{"role": "user"}], "an old man"),
+    ],
+)
+def test_a_task_scores_the_answer_as_in_verl(monkeypatch, completion, prompt, scored):
+    mine, calls = counting(monkeypatch, scores="answer")
+    call(reward_funcs(mine), [completion], "mine", "gold", prompts=[prompt])
+    assert [text for text, *_ in calls] == [scored]
+
+
+def test_a_task_that_scores_the_response_gets_the_tag_that_the_prompt_opens(monkeypatch):
+    mine, calls = counting(monkeypatch)
+    call(reward_funcs(mine), ["a</think> b"], "mine", "gold", prompts=["Q<think>"])
+    assert [text for text, *_ in calls] == ["<think>a</think> b"]
+    good = GOOD.removeprefix("<think>")
+    found = call(reward_funcs(TASKS["gsm8k"]), [good, good], prompts=["Q<think>", "Q"])
+    assert found["format"] == [1.0, 0.0]
+    closed = "<answer>42</answer>"
+    found = call(reward_funcs(TASKS["gsm8k"]), [closed] * 2, prompts=["Q<think></think>", "Q"])
+    assert found["format"] == [1.0, 0.0]

@@ -16,12 +16,12 @@ TRL itself. Relies on how TRL 1.16 calls a reward function: with `completions`, 
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from verl_gdpo.algorithm.values import value_or_error
+from verl_gdpo.scoring.response import Response, Turn, arguments_for, given_thought
 from verl_gdpo.tasks import Task, options_of
 from verl_gdpo.tasks.tool_rl.call_formats import ARGUMENTS_KEY, XML_AND_BARE, call_format_of
 from verl_gdpo.tasks.tool_rl.form import (
@@ -38,7 +38,7 @@ THOUGHT_KEYS = ("reasoning_content", "thinking")
 CALLS_KEY = "tool_calls"
 
 # data source, response, ground truth (unchecked), response tokens, training step
-Sample = tuple[str, str, Any, int, int | None]
+Sample = tuple[str, Response, Any, int, int | None]
 
 
 def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
@@ -46,6 +46,7 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
 
     A function has the name of its reward, under which TRL logs it. A completion is scored once,
     whichever function is asked first, and the completions of a batch are scored at the same time.
+    A task scores the answer of a completion or all of it, as in verl: see `scoring/response.py`.
     The functions can be pickled, as a list.
 
     >>> from verl_gdpo.tasks import TASKS
@@ -90,7 +91,8 @@ class RewardFunction:
 
         Args:
             batch: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
-                as `verl-gdpo data` writes them.
+                as `verl-gdpo data` writes them. A prompt that is a text says whether it opens or
+                closes the thought; of messages, nobody knows what the chat template adds.
 
         Raises:
             ValueError: a column is missing, a completion is not one text, a row is of none of the
@@ -100,16 +102,25 @@ class RewardFunction:
         return [rewards.get(self.__name__) for rewards in self._scoring.rewards(samples)]
 
 
+class _Scorer(NamedTuple):
+    """What is needed of a task, and can be pickled; see `Task.score` and `Task.scores`."""
+
+    score: Callable[..., Mapping[str, float | None]]
+    scores: Literal["response", "answer"]
+    options: Mapping[str, Any]
+
+
 class _Scoring:
     """Scores a batch once for all functions that are asked about it."""
 
     def __init__(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> None:
-        self._scorers: dict[str, partial[Mapping[str, float | None]]] = {}
+        self._scorers: dict[str, _Scorer] = {}  # {data source: how its rows are scored}
         names: set[str] = set()
         for task in tasks:
             own = {name: options[name] for name in options_of(task) if name in options}
             names |= {*task.bounds(**own)}
-            self._scorers |= dict.fromkeys(task.data_sources, partial(task.score, **own))
+            scorer = _Scorer(task.score, task.scores, own)
+            self._scorers |= dict.fromkeys(task.data_sources, scorer)
         self.reward_names = sorted(names)
         self.call_format = options.get("call_format")  # None: none is named
         self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
@@ -127,8 +138,11 @@ class _Scoring:
         try:
             if source not in self._scorers:
                 raise ValueError(f"expected a data_source among {sorted(self._scorers)}")
-            score = self._scorers[source]
-            scored = score(response, ground_truth, response_tokens=tokens, step=step)
+            scorer = self._scorers[source]
+            text, told = arguments_for(scorer, response)
+            scored = scorer.score(
+                text, ground_truth, response_tokens=tokens, step=step, **told, **scorer.options
+            )
             # TRL would take NaN for a missing reward
             return {k: value_or_error(value, f"reward {k!r} ") for k, value in scored.items()}
         except (TypeError, ValueError) as error:
@@ -144,15 +158,20 @@ def _samples(batch: Mapping[str, Any], call_format: str | None) -> list[Sample]:
                 "data`, or the columns data_source='verl_gdpo/gsm8k' (for example) and "
                 f"reward_model={{'ground_truth': ...}}; got {sorted(batch)}"
             )
-    texts = []
-    for number, completion in enumerate(batch["completions"]):
-        texts.append(_text(number, completion, call_format))
+    tokens = [len(ids) for ids in batch["completion_ids"]]
+    # A caller who is not TRL may leave out the prompts.
+    prompts = batch.get("prompts") or [None] * len(tokens)
+    responses = []
+    pairs = zip(batch["completions"], prompts, tokens, strict=True)
+    for number, (completion, prompt, count) in enumerate(pairs):
+        given = given_thought(prompt) if isinstance(prompt, str) else ""
+        turn = Turn(_text(number, completion, call_format), given)
+        responses.append(Response((turn,), count))
     state = batch.get("trainer_state")
     # verl, for which the scorers are written, calls the first step 1
     step = None if state is None else state.global_step + 1
     truths = [(reward_model or {}).get("ground_truth") for reward_model in batch["reward_model"]]
-    tokens = map(len, batch["completion_ids"])
-    rows = zip(batch["data_source"], texts, truths, tokens, strict=True)
+    rows = zip(batch["data_source"], responses, truths, tokens, strict=True)
     return [(*row, step) for row in rows]
 
 

@@ -17,7 +17,8 @@ WITH_GROUND_TRUTH = [
     one for one in (*GROUPS["non_live"], *GROUPS["live"]) if "relevance" not in one
 ]
 CALL = bfcl_gold.answer([("f", {})])
-IN_THOUGHT = f"<think> {CALL} </think>\n<response> No. </response>"
+BLOCK = CALL.partition("</think>")[2].strip()
+IN_THOUGHT = f"<think> {BLOCK} </think>\n<response> No. </response>"
 # the kinds of wrong answers that can be right all the same
 CAN_BE_RIGHT = {"missing", "optional", "order", "prose around"}
 

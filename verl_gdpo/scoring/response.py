@@ -23,12 +23,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from omegaconf import OmegaConf
 
 from verl_gdpo.scoring.signatures import keywords_of
-from verl_gdpo.tasks import Task
 
 KEY = "reward.thought_tags"
 # What follows the thought, and the thought, as reward functions may take them.
@@ -261,7 +260,17 @@ class Response:
         return cls(tuple(turns), kept["generated_tokens"], tags)
 
 
-def arguments_for(task: Task, response: Response) -> tuple[str, dict[str, Any]]:
+class ScoresResponses(Protocol):
+    """What of a task says how a response is scored; see `Task`."""
+
+    @property
+    def score(self) -> Callable[..., Any]: ...
+
+    @property
+    def scores(self) -> Literal["response", "answer"]: ...
+
+
+def arguments_for(task: ScoresResponses, response: Response) -> tuple[str, dict[str, Any]]:
     """Return the text that a task scores, and what its scorer is told of the response beside it.
 
     The second are keywords, and the first goes by position: a scorer may name it as it likes.

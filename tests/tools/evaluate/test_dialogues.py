@@ -7,7 +7,7 @@ from scripted_policy import ScriptedPolicy
 from verl_gdpo.tools.evaluate import dialogues
 from verl_gdpo.tools.evaluate.benchmark import Outcome, Question
 from verl_gdpo.tools.evaluate.dialogues import play, start_all
-from verl_gdpo.tools.evaluate.results import problems_of
+from verl_gdpo.tools.evaluate.results import _notes_of_turns, problems_of
 
 
 def counting(turns):
@@ -87,3 +87,20 @@ def test_a_problem_has_the_mean_over_its_samples_and_the_sums_over_its_answers()
     found = problems_of(dialogues)["q_2"]  # two turns, of which the answer to the first is right
     assert found.scores == {"all": 1.0, "length": 12.0}
     assert found.answers == {"right": (2.0, 4)}
+
+
+def test_earlier_turns_that_a_template_renders_anew_are_said():
+    def told(turns):
+        messages = [{"role": "user", "content": "turn 0"}]
+        for number in range(turns):
+            answer = yield list(messages)
+            messages.append({"role": "assistant", "content": answer.text})
+            messages.append({"role": "user", "content": f"turn {number + 1}"})
+        return Outcome({"all": 1.0}, [])
+
+    asked = [Question(f"q_{k}", "a", lambda k=k: told(k)) for k in (1, 2, 3)]
+    dialogues = played(ScriptedPolicy(repeated), samples=1, questions=asked)
+    assert [one.has_earlier_turns for one in dialogues] == [False, True, True]
+    (note,) = _notes_of_turns(dialogues)
+    assert note.startswith("2 of 3 dialogues have earlier turns of an assistant. The chat template")
+    assert _notes_of_turns(played(ScriptedPolicy(repeated))) == []

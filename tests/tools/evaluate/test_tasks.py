@@ -14,6 +14,8 @@ from verl_gdpo.tasks.coding.problem import Problem, good_response
 from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.parquet import write_parquets
 from verl_gdpo.tasks.preparation.sources import make_row
+from verl_gdpo.tasks.tool_rl.form import render_answer
+from verl_gdpo.tools.evaluate import bfcl
 from verl_gdpo.tools.evaluate.benchmark import Answer
 from verl_gdpo.tools.evaluate.dialogues import Record, start_all
 from verl_gdpo.tools.evaluate.policy import Policy
@@ -25,7 +27,7 @@ BENCH = {name: benchmark_of(task) for name, task in TASKS.items()}
 
 def asked(*data, config=None, step=0):
     of_config = Policy(Path(), Path(), config=config).of_config
-    return Namespace(data=[*data], of_config=of_config, step=step)
+    return Namespace(data=[*data], of_config=of_config, step=step, call_format=None)
 
 
 def rows_of(task, *truths):
@@ -52,6 +54,28 @@ def test_tool_rl(tmp_path):
     # 3, and -3 for what cannot be read and for no answer
     found = values("tool_rl", asked(tmp_path), (right, 9), ("?", 1), None)
     assert found == {"correctness": pytest.approx(-1), "format": pytest.approx(1 / 3)}
+
+
+def test_calls_in_the_format_of_the_model(tmp_path):
+    """Without a run, the command names it; a run's own is replaced."""
+    row = tool_row(0, "test")
+    truth = render_answer("", [{"name": "f", "parameters": {"a": 1}}])
+    row["reward_model"]["ground_truth"] = truth
+    write_parquets({tmp_path / "test.parquet": [row]})
+    good = TASKS["tool_rl"].good_response_of(truth, {"call_format": "hermes"})
+    config = OmegaConf.create({"reward": {"reward_kwargs": {"call_format": "llama3_json"}}})
+    for of_run in (None, config):
+        options = asked(tmp_path, config=of_run)
+        assert values("tool_rl", options, (good, 9)) != {"correctness": 3.0, "format": 1.0}
+        options.call_format = "hermes"
+        assert BENCH["tool_rl"].scorer(options)["call_format"] == "hermes"
+        assert values("tool_rl", options, (good, 9)) == {"correctness": 3.0, "format": 1.0}
+    options.call_format = "hermse"
+    with pytest.raises(ValueError, match=r"call_format: .*'hermse'"):
+        BENCH["tool_rl"].questions(options)
+    for bench in (BENCH["gsm8k"], bfcl.BENCHMARK):
+        with pytest.raises(ValueError, match=r"--call-format hermse: .*; leave it out"):
+            bench.scorer(options)
 
 
 def test_gsm8k_and_constraints(tmp_path):

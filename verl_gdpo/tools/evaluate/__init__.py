@@ -62,6 +62,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     if policy.run is not None and not arguments.out:
         folder = policy.run / "evaluation" / f"{benchmark.name}-step_{policy.step}"
     folder.mkdir(parents=True, exist_ok=True)  # better now than after hours
+    scorer = benchmark.scorer(arguments)
     dialogues = start_all(benchmark.questions(arguments), arguments.samples)
     firsts = [(one.question, one.asks) for one in dialogues if one.sample == 0]
     content = json.dumps([(q.key, q.category, q.ground_truth, asks) for q, asks in firsts])
@@ -70,7 +71,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     settings = {
         "policy": str(policy.place),
         "step": policy.step,
-        "scorer": benchmark.scorer(arguments),
+        "scorer": scorer,
         "questions": hashlib.sha256(content.encode()).hexdigest(),  # and what is right
         "engine": engine_name,
         "dtype": arguments.dtype or choose_dtype(policy),
@@ -83,9 +84,7 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     tags = TAGS
     if policy.config is not None:
         tags = thought_tags(policy.config)
-    kept: tuple[str, ...] = ()
-    if benchmark.data_source in TASK_BY_SOURCE:
-        kept = TASK_BY_SOURCE[benchmark.data_source].kept_tokens
+    kept = benchmark.kept_tokens
     engine = engines.load_engine(engine_name, policy.model, *about, tags, kept)
     play(dialogues, engine, max_tokens, arguments.seed)
     result = write(folder, benchmark, dialogues, settings)
@@ -109,6 +108,8 @@ def _parse(benchmarks: Mapping[str, Benchmark], argv: Sequence[str]) -> argparse
     add("--step", type=from_1, metavar="N", help="this checkpoint of a run, not the newest")
     about = "*.parquet of `verl-gdpo data`, or *.json"
     add("--data", nargs="+", default=[], type=Path, metavar="FILE", help=about)
+    about = "in which the model writes its calls of tools; default: that of the run, or toolrl"
+    add("--call-format", metavar="NAME", help=about)
     about = "default: evaluation/NAME-... in the run, or here"
     add("--out", type=Path, metavar="FOLDER", help=about)
     about = "default: vllm if it is here beside a GPU"

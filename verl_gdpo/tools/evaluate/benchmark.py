@@ -106,14 +106,16 @@ class Benchmark:
     questions: `questions(options)` returns all questions in an order that never changes; it raises
         ValueError or OSError, in one line, where data are missing or bad. `options` has the values
         of `add_options`, `options.data` (a list of Paths, maybe empty: --data), `options.of_config`
-        (`Policy.of_config`) and `options.step` (of training; 0 for a model).
+        (`Policy.of_config`), `options.call_format` (None if the command names none) and
+        `options.step` (of training; 0 for a model).
     columns: `columns(categories)` returns the numbers of the table, from the left to the right.
     max_tokens: the limit of output tokens, unless --max-tokens or the run says another.
     add_options: `add_options(group)` adds the benchmark's own command options with
         `group.add_argument`; their names begin with the benchmark's, so that none is taken twice.
     data_source: stands in the rollout dump.
     scorer: `scorer(options)` returns the options of what scores the answers, which two results
-        have to share.
+        have to share. It raises ValueError for a `call_format` that it does not read.
+    kept_tokens: tags that stay in an answer if they are special tokens; see `Task.kept_tokens`.
     percent: the table shows the numbers as percent.
     notes: sentences for people who compare the numbers with others.
     """
@@ -126,5 +128,6 @@ class Benchmark:
     data_source: str
     add_options: Callable[[Any], None] = lambda _group: None
     scorer: Callable[[Namespace], Mapping[str, Any]] = lambda _options: {}
+    kept_tokens: tuple[str, ...] = ()
     percent: bool = True
     notes: tuple[str, ...] = ()

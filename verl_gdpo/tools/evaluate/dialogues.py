@@ -62,6 +62,8 @@ class Dialogue:
     records: list[Record] = field(default_factory=list)
     asks: Messages | None = None
     outcome: Outcome = field(default_factory=lambda: Outcome({}, []))
+    # Whether a prompt had earlier turns of an assistant, which a chat template renders anew.
+    has_earlier_turns: bool = False
 
     def __post_init__(self) -> None:
         self._episode = self.question.start()
@@ -72,6 +74,9 @@ class Dialogue:
             self.asks = self._episode.send(answer)
         except StopIteration as end:
             self.asks, self.outcome = None, end.value
+            return
+        if any(message["role"] == "assistant" for message in self.asks):
+            self.has_earlier_turns = True
 
     def go_on(self, record: Record) -> None:
         """Take an answer, or None for a prompt that was too long."""

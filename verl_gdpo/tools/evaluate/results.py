@@ -210,7 +210,7 @@ def write(
         "answers": sum(one is not None for one in answers),
         "cut": sum(one is not None and one.is_cut for one in answers),
         "too_long": sum(one is None for one in answers),
-        "notes": benchmark.notes,
+        "notes": [*benchmark.notes, *_notes_of_turns(dialogues)],
         "problems": {key: asdict(problem) for key, problem in problems.items()},
     }
     dump = folder / "rollouts" / f"{settings['step']}.jsonl"
@@ -221,6 +221,18 @@ def write(
                     file.write(json.dumps(row) + "\n")
         summary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
+
+
+def _notes_of_turns(dialogues: Sequence[Dialogue]) -> list[str]:
+    """Return what has to be known of dialogues with several turns; none without any."""
+    count = sum(one.has_earlier_turns for one in dialogues)
+    if count == 0:
+        return []
+    return [
+        f"{count:,} of {len(dialogues):,} dialogues have earlier turns of an assistant. The chat "
+        "template renders them anew for each prompt, and many templates then drop their thoughts. "
+        "Rollouts of verl go on with the tokens as they were sampled."
+    ]
 
 
 def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, QuestionScores]:

@@ -18,7 +18,7 @@ from verl_gdpo.tasks import Task, options_for, options_of
 from verl_gdpo.tasks.preparation.local_files import read_rows
 from verl_gdpo.tasks.preparation.parquet import parquet_rows
 from verl_gdpo.tasks.preparation.schema import checked
-from verl_gdpo.tasks.preparation.sources import WEAK, sources_of
+from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, WEAK, sources_of
 from verl_gdpo.tools.evaluate.benchmark import (
     Answer,
     Benchmark,
@@ -37,10 +37,13 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
 
     Raises:
         OSError: this machine cannot score the answers.
+        ValueError: the scorer does not take its options, or there are no rows.
         DataError: a file cannot be read.
     """
     chosen = _scorer(options, task)
     task.missing(**chosen)
+    # It raises ValueError for a value that the scorer does not take.
+    task.bounds(**chosen)
     score = partial(_rewards, task, step=options.step, **chosen)
     made: list[Question] = []
     paths, shown = _files(options, task), _shown(task)
@@ -106,8 +109,17 @@ def _scorer(options: Namespace, task: Task) -> dict[str, Any]:
     parameters = inspect.signature(task.score).parameters
     own = {name: parameters[name].default for name in options_of(task)}
     of_run = options_for(task.data_sources[0], options.of_config("reward.reward_kwargs", {}))
-    weak = {WEAK: True} if getattr(options, f"{task.name}_{WEAK}", False) else {}
-    return {**own, **of_run, **task.evaluation.options, **weak}
+    chosen: dict[str, Any] = {}
+    if getattr(options, f"{task.name}_{WEAK}", False):
+        chosen[WEAK] = True
+    if options.call_format is not None:
+        if CALL_FORMAT not in own:
+            raise ValueError(
+                f"--call-format {options.call_format}: the scorer of {task.name} reads no calls of "
+                "tools; leave it out"
+            )
+        chosen[CALL_FORMAT] = options.call_format
+    return {**own, **of_run, **task.evaluation.options, **chosen}
 
 
 def _shown(task: Task) -> Shown:
@@ -116,7 +128,8 @@ def _shown(task: Task) -> Shown:
     return task.evaluation.columns or {name: methodcaller("get", name) for name in names}
 
 
-def _add_weak(group: Any, task: Task) -> None:
+def _add_options(group: Any, task: Task) -> None:
+    """Add the option of a scorer for the machine that runs it."""
     if WEAK in options_of(task):
         about = "let programs run in a weak sandbox, if no better one is here: docs/sandbox.md"
         option, dest = f"--{task.name.replace('_', '-')}-weak-sandbox", f"{task.name}_{WEAK}"
@@ -144,7 +157,8 @@ def benchmark_of(task: Task) -> Benchmark:
         partial(columns, task=task),
         task.evaluation.max_tokens,
         task.data_sources[0],
-        add_options=partial(_add_weak, task=task),
+        add_options=partial(_add_options, task=task),
         scorer=partial(_scorer, task=task),
+        kept_tokens=task.kept_tokens,
         percent=all(low >= 0 and high <= 1 for low, high in task.bounds().values()),
     )

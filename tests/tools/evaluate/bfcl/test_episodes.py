@@ -5,6 +5,7 @@ import json
 import bfcl_gold
 import pytest
 
+from verl_gdpo.scoring.response import Response, Turn
 from verl_gdpo.tasks.tool_rl.form import render_answer
 from verl_gdpo.tools.evaluate import bfcl
 from verl_gdpo.tools.evaluate.benchmark import Answer
@@ -62,7 +63,36 @@ def play(*texts, row=FOLDERS):
 
 
 CALL = bfcl_gold.answer([("double", {"of": 2})])
-IN_THOUGHT = f"<think> {CALL} </think>\n<response> 4. </response>"
+BLOCK = CALL.partition("</think>")[2].strip()
+IN_THOUGHT = f"<think> {BLOCK} </think>\n<response> 4. </response>"
+
+
+OPENED = "<think>\n"
+CLOSED = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "accuracy", "after_thought", "form"),
+    [
+        # The call stands in a thought that the prompt opens, and that ends behind it.
+        (IN_THOUGHT.removeprefix("<think> "), OPENED, 1, 0, 1),
+        (CALL.removeprefix("<think> "), OPENED, 1, 1, 1),
+        # The thought never ends, so what follows it is nothing.
+        (CALL.rpartition("</think>")[2], OPENED, 1, 0, 0),
+        (CALL.rpartition("</think>")[2].lstrip(), CLOSED, 1, 1, 1),
+        # The first closing tag ends the thought, as in training.
+        (f"<think> x </think>\n{CALL}", "", 1, 1, 1),
+    ],
+)
+def test_an_answer_behind_a_template_that_thinks(text, given, accuracy, after_thought, form):
+    dialogue = Dialogue(question(DOUBLE), 0)
+    answer = Answer(text, 1, read=Response((Turn(text, given),), 1))
+    dialogue.go_on(Record("", answer))
+    assert dialogue.outcome.scores == {
+        "format": form,
+        "accuracy": accuracy,
+        "accuracy_after_thought": after_thought,
+    }
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from verl_gdpo.scoring.response import Response, Turn
 from verl_gdpo.tools.evaluate.bfcl.form import (
     Call,
     calls,
     is_correct_format,
     prompt,
-    without_thought,
 )
 
 F, G = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {}}'
@@ -65,7 +65,7 @@ def test_a_call_may_lack_parameters_in_a_dialogue_only():
 )
 def test_a_hostile_line_is_no_call(line):
     assert calls(block(line, G), multi_turn=False) == [Call("g", {})]
-    assert not is_correct_format(line)
+    assert not is_correct_format(of(line))
 
 
 def test_half_a_character_can_be_written():
@@ -73,11 +73,22 @@ def test_half_a_character_can_be_written():
     assert str(call) == r"\ud800(\ud801=1)"
 
 
-def test_a_thought_is_cut_away():
-    said = f"<think> {block(F)} </think>\n{block(G)}"
-    assert calls(without_thought(said), multi_turn=False) == [Call("g", {})]
-    assert without_thought(f"<think> {block(F)}") == ""  # never ends
-    assert without_thought(block(F)) == block(F)
+def of(text, given=""):
+    """An answer as the policy wrote it; `given` is what its prompt has of the thought."""
+    return Response((Turn(text, given),), 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "right"),
+    [
+        (f"x </think>\n{block(F)}", "", False),
+        (f"x </think>\n{block(F)}", "<think>\n", True),
+        (block(F), "<think>\n\n</think>\n\n", True),
+        (block(F), "<think>\n", False),
+    ],
+)
+def test_the_format_where_the_prompt_has_a_part_of_the_thought(text, given, right):
+    assert is_correct_format(of(text, given)) is right
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,7 @@ def test_a_thought_is_cut_away():
     ],
 )
 def test_the_correct_format_is_one_of_three(answer, right):
-    assert is_correct_format(answer) is right
+    assert is_correct_format(of(answer)) is right
 
 
 def test_a_prompt_holds_the_tools_and_the_whole_dialogue():

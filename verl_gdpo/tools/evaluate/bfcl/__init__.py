@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from verl_gdpo.tasks.tool_rl.score import TASK
 from verl_gdpo.tools.evaluate.benchmark import (
     Answer,
     Benchmark,
@@ -68,12 +69,18 @@ def _score(row: PackageRow, answer: Answer) -> Scores:
     accuracy: 1 if the package's checker accepts its calls.
     accuracy_after_thought: the same, without calls within `<think>`, which ToolRL takes too.
     """
-    text = answer.text
-    calls = form.calls(text, multi_turn=False)
-    later = form.calls(form.without_thought(text), multi_turn=False)
-    right = _is_right(row, calls)
-    also = right if later == calls else _is_right(row, later)
-    return dict(zip(WRONG, map(float, (form.is_correct_format(text), right, also)), strict=True))
+    response = answer.response
+    calls = form.calls(response.text, multi_turn=False)
+    later = form.calls(response.answer, multi_turn=False)
+    is_right = _is_right(row, calls)
+    is_right_later = is_right
+    if later != calls:
+        is_right_later = _is_right(row, later)
+    return {
+        "format": float(form.is_correct_format(response)),
+        "accuracy": float(is_right),
+        "accuracy_after_thought": float(is_right_later),
+    }
 
 
 def _is_right(row: PackageRow, calls: Sequence[form.Call]) -> bool:
@@ -101,9 +108,10 @@ def _play(row: PackageRow) -> Episode:
             answer = None if messages is None else (yield messages)
             if answer is None:
                 return Outcome({"accuracy": 0.0}, formats)
-            calls = [str(call) for call in form.calls(answer.text, multi_turn=True)]
-            turns[-1].append((answer.text, calls))
-            formats.append({"format": float(form.is_correct_format(answer.text))})
+            response = answer.response
+            calls = [str(call) for call in form.calls(response.text, multi_turn=True)]
+            turns[-1].append((response.text, calls))
+            formats.append({"format": float(form.is_correct_format(response))})
             if not calls:
                 break
         else:
@@ -174,6 +182,16 @@ def _add_options(group: Any) -> None:
     group.add_argument(option, nargs="+", metavar="NAME", choices=names, help=about)
 
 
+def _no_call_format(options: Namespace) -> Mapping[str, Any]:
+    """Return no option of the scorer, which has none."""
+    if options.call_format is not None:
+        raise ValueError(
+            f"--call-format {options.call_format}: bfcl_v3 asks for calls in ToolRL's form, and "
+            "reads no other; leave it out"
+        )
+    return {}
+
+
 BENCHMARK = Benchmark(
     name="bfcl_v3",
     summary="function calls: the Berkeley leaderboard, version 3, in ToolRL's form",
@@ -182,6 +200,8 @@ BENCHMARK = Benchmark(
     max_tokens=4096,  # what the package asks for
     data_source="bfcl_v3",
     add_options=_add_options,
+    scorer=_no_call_format,
+    kept_tokens=TASK.kept_tokens,
     notes=(
         "BFCL-v3 in ToolRL's form can be compared with the paper's numbers, and does not reproduce "
         "them: the code that made them was not published.",

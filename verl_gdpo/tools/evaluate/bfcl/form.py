@@ -12,12 +12,11 @@ from typing import Any
 
 import yaml
 
+from verl_gdpo.scoring.response import Response, arguments_for
 from verl_gdpo.tasks.tool_rl import score as tool_rl
 from verl_gdpo.tasks.tool_rl.form import (
     NAME_KEY,
     PARAMETERS_KEY,
-    THINK_CLOSE,
-    THINK_OPEN,
     TOOL_CALL_CLOSE,
     TOOL_CALL_OPEN,
     render_answer,
@@ -117,15 +116,6 @@ def calls(answer: str, *, multi_turn: bool) -> list[Call]:
     return [Call(*pair) for pair in pairs]
 
 
-def without_thought(answer: str) -> str:
-    """Return what comes after the thought: ToolRL's rule also takes a call within it.
-
-    >>> without_thought("<think> x </think>\\n<response> y </response>")
-    '\\n<response> y </response>'
-    """
-    return answer.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
-
-
 _KINDS = [
     render_answer("", [{NAME_KEY: "f", PARAMETERS_KEY: {}}]),
     render_answer("", response_text=""),
@@ -133,6 +123,7 @@ _KINDS = [
 ]
 
 
-def is_correct_format(answer: str) -> bool:
+def is_correct_format(response: Response) -> bool:
     """Whether an answer has one of the three forms that ToolRL trains: calls, a reply, or both."""
-    return any(tool_rl.score(answer, kind)["format"] == 1 for kind in _KINDS)
+    text, told = arguments_for(tool_rl.TASK, response)
+    return any(tool_rl.score(text, kind, **told)["format"] == 1 for kind in _KINDS)
