@@ -1,8 +1,7 @@
 """`./run_tool_rl.sh` in a fresh copy of the repository: a run is trained, resumed and stopped.
 
 A tiny untrained model gets ToolRL's rewards, which are always the lowest for it, and two rewards
-that vary. The training takes minutes, most of it for the imports of its nine processes, so a job of
-CI runs it beside the other tests.
+that vary.
 """
 
 import hashlib
@@ -124,7 +123,6 @@ def dump(run, step):
     return read_dump(run / "rollouts" / f"{step}.jsonl")
 
 
-@pytest.mark.slow
 def test_from_nothing_to_the_table(checkout, trained):
     _, output = trained
     table = output.split("verl-gdpo report")[0]
@@ -135,7 +133,6 @@ def test_from_nothing_to_the_table(checkout, trained):
         assert (checkout / path).exists(), path
 
 
-@pytest.mark.slow
 def test_gdpo_trains(trained):
     run, _ = trained
     assert (run / "train.log").read_text().count("replaces the gdpo of verl 0.9.1") == 1
