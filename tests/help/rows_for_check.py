@@ -6,13 +6,10 @@ import shutil
 
 import pandas as pd
 import pyarrow.parquet
+from byte_tokenizer import make_tokenizer
 from repository import REPO
 from saved_checkpoint import save_checkpoint
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from tool_rows import tool_row
-from transformers import PreTrainedTokenizerFast
 
 # in which nothing is wrong
 COMMAND = """
@@ -175,10 +172,6 @@ def with_a_bad_truth(row):
 
 def write_model_without_weights(folder, chat_template):
     """The files of a model that say how long a text may be, and how it becomes tokens."""
-    words = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?")
-    tokenizer.chat_template = chat_template
-    tokenizer.save_pretrained(folder)
+    make_tokenizer(folder, chat_template)
     config = {"model_type": "qwen2", "max_position_embeddings": POSITIONS}
     (folder / "config.json").write_text(json.dumps(config))

@@ -11,6 +11,7 @@ from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.tool_rl import system_message
 from verl_gdpo.tasks.tool_rl.form import render_answer
 from verl_gdpo.tasks.tool_rl.rows import make_rows
+from verl_gdpo.tasks.tool_rl.taught_format import format_of, written_call
 from verl_gdpo.tools.evaluate.bfcl.form import prompt
 from verl_gdpo.trl_rewards import reward_funcs
 
@@ -22,6 +23,15 @@ TEMPLATES = {
     "qwen3_5_nothink": "qwen3_coder",
     "llama3_1": "llama3_json",
     "llama3_2": "llama3_json",
+}
+# of those that no reader knows, and of those that write no calls
+OTHERS = {
+    "gptoss": "gpt-oss",
+    "gemma4": "gemma4",
+    "glm4moe": "",
+    "lfm2_v2": "",
+    "deepseek_r1_distill": "",
+    "llama3": "",
 }
 TOOLS = [
     {
@@ -81,6 +91,17 @@ def test_a_row_has_the_tokens_that_the_template_writes_for_its_tools(tokenizer_o
             row, add_generation_prompt=True, return_dict=False, **of_row
         )
         assert ours == expected and len(ours) > 500
+
+
+@pytest.mark.parametrize("name", TEMPLATES | OTHERS)
+def test_the_format_is_the_one_that_the_template_writes(tokenizer_of, name):
+    """So `verl-gdpo check` names it."""
+    tokenizer = tokenizer_of(name)
+
+    def render(messages, tools):
+        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+
+    assert format_of(written_call(render)) == (TEMPLATES | OTHERS)[name]
 
 
 ONE = {"name": "f", "parameters": {"a": 1, "b": "two words"}}

@@ -242,7 +242,7 @@ def test_the_chat_template_of_the_configuration_counts(check, data):
     assert code == 1 and "base_model: every prompt would fail" in messages
     assert "its tokenizer has no chat template: put chat_template.jinja beside it" in messages
     one = "actor_rollout_ref.model.custom_chat_template=hello"
-    assert check(*given, one, "data.max_prompt_length=1")[0] == 0
+    assert check(*given, one, f"data.max_prompt_length={len('hello')}")[0] == 0
 
 
 def test_a_reward_of_a_task_may_be_missing_in_all_rows_that_are_tried(check, tmp_path, capfd):
@@ -377,7 +377,7 @@ def test_rows_of_two_files_are_two_prompts_whatever_their_paths(check, tmp_path)
 
 def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
     model, tokens = lengths
-    monkeypatch.setattr("verl_gdpo.tools.check.data_files.MOST_ROWS", 3)  # rows 0, 2 and 5
+    monkeypatch.setattr("verl_gdpo.tools.check.prompts.MOST_ROWS", 3)  # rows 0, 2 and 5
     given = [f"actor_rollout_ref.model.path={model}", "data.train_batch_size=4"]
     output = check(*given, f"data.max_prompt_length={tokens[3]}", train="long")[1]
     assert "about 2 of 6 prompts" in " ".join(output.split())
@@ -492,8 +492,9 @@ def test_each_response_is_scored_once_and_each_prompt_is_counted_once(check, dat
     monkeypatch.setitem(TASK_BY_SOURCE, "rlla", replace(TASK_BY_SOURCE["rlla"], score=score))
     train = f"data.train_files=[{data}/good.parquet,{data}/good.parquet]"
     assert check(train, f"actor_rollout_ref.model.path={data}/model")[2] == ""
-    # 8 of 12 rows with 7 responses; before that, all three files have 6 ground truths
-    assert asked == {"prompts": 6, "responses": 8 * 7 + 3 * 6}
+    # 8 of 12 rows with 7 responses; before that, all three files have 6 ground truths. The 8 rows
+    # are written once more
+    assert asked == {"prompts": 6 + 8, "responses": 8 * 7 + 3 * 6}
 
 
 def test_the_critic_is_checked_without_a_hub(plain):

@@ -341,8 +341,12 @@ CALL_FORMATS = {
 XML_AND_BARE = ("qwen3_coder", "llama3_json")
 
 # Formats that verl reads and that no scorer can: their marks are special tokens, which are no part
-# of a decoded response.
-BEHIND_SPECIAL_TOKENS = ("gpt-oss", "kimi", "gemma4")
+# of a decoded response. {name: a mark that stands in each call}
+BEHIND_SPECIAL_TOKENS = {
+    "gpt-oss": "<|channel|>commentary",
+    "kimi": "<|tool_call_begin|>",
+    "gemma4": "<|tool_call>",
+}
 
 
 def call_format_of(name: str) -> CallFormat:
@@ -354,7 +358,7 @@ def call_format_of(name: str) -> CallFormat:
     if isinstance(name, str) and name in CALL_FORMATS:
         return CALL_FORMATS[name]
     why = ""
-    if name in BEHIND_SPECIAL_TOKENS:
+    if isinstance(name, str) and name in BEHIND_SPECIAL_TOKENS:
         why = (
             f". Models of the format {name} write calls between special tokens, which a response "
             "loses before it is scored, so tool_rl cannot train them"

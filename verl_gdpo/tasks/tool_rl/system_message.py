@@ -113,13 +113,17 @@ TOOLS_AS: Mapping[str, Callable[[Sequence[Tool], str], str]] = {
     "llama3_json": _as_llama3,
 }
 
+# What Llama's template has to be told to write the line above its dates.
+LLAMA_SETTINGS = {"custom_tools": [], "tools_in_user_message": False}
+LLAMA_OVERRIDE = (
+    "'+data.apply_chat_template_kwargs={custom_tools: [], tools_in_user_message: false}'"
+)
+
 # {format: what a run on such rows needs in its configuration}
 OVERRIDES = {TOOLRL: ""}
 for _name in TOOLS_AS:
     OVERRIDES[_name] = f"+reward.reward_kwargs.call_format={_name}"
-OVERRIDES["llama3_json"] += (
-    " '+data.apply_chat_template_kwargs={custom_tools: [], tools_in_user_message: false}'"
-)
+OVERRIDES["llama3_json"] += f" {LLAMA_OVERRIDE}"
 
 
 # --- the tools of a message -----------------------------------------------------------------------

@@ -8,29 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
-from transformers import AutoTokenizer
 
 from verl_gdpo.hooks.configuration import has_own_scorer, uses_gdpo_manager
 from verl_gdpo.tasks import TASK_BY_SOURCE, check_ground_truths
 from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
 
-MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
 LARGE_ROW = 16 << 20  # bytes; a row with a few pictures has less
 READERS = {".parquet": pa.parquet.read_table}
-LACKS = {  # what a tokenizer may lack, by whether verl can pad with its tokens
-    False: "neither an eos_token nor a pad_token: name the token that ends an answer as eos_token "
-    "in tokenizer_config.json",
-    True: "no chat template: put chat_template.jinja beside it, or set "
-    "actor_rollout_ref.model.custom_chat_template",
-}
 READERS |= dict.fromkeys((".json", ".jsonl"), pa.json.read_json)
 
 
@@ -279,69 +270,3 @@ def read_responses(path: Path, training: Sequence[DataFile]) -> Responses:
             raise ValueError(f"--responses {path}: got {reprlib.repr(line)}; expected {form}")
         responses.append((None if number is None else row_at(training, number), text))
     return responses
-
-
-def measure_prompts(config: Any, files: Sequence[DataFile]) -> dict[str, npt.NDArray[np.int64]]:
-    """Return {path: the tokens of up to `MOST_ROWS` prompts}, counted as verl 0.9's RLHFDataset.
-
-    The result is empty if the tokenizer is not on this machine.
-
-    Raises:
-        ValueError: with this tokenizer, every prompt of the run would fail.
-    """
-    model = config.actor_rollout_ref.model
-    path, trusts = str(model.get("tokenizer_path") or model.path), model.get("trust_remote_code")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=bool(trusts)
-        )
-    except (OSError, ValueError):
-        return {}
-    template = model.get("custom_chat_template")
-    has_end = tokenizer.eos_token_id is not None or tokenizer.pad_token_id is not None
-    if not has_end or not (template or tokenizer.chat_template):
-        raise ValueError(
-            f"{path}: every prompt would fail, because its tokenizer has {LACKS[has_end]}"
-        )
-    options = {"add_generation_prompt": True, "chat_template": template}
-    options |= dict(config.data.get("apply_chat_template_kwargs") or {})
-    options |= {"tokenize": True, "return_dict": False}
-    lengths = {}
-    for file in {file.path: file for file in files}.values():
-        places = evenly(file.table.num_rows, MOST_ROWS)
-        prompts = file.table[config.data.prompt_key].take(places).to_pylist()
-        tokens = (tokenizer.apply_chat_template(prompt, **options) for prompt in prompts)
-        lengths[file.path] = np.array([len(of_prompt) for of_prompt in tokens])
-    return lengths
-
-
-def long_prompts(
-    config: Any, key: str, files: Sequence[DataFile], lengths: Mapping[str, npt.NDArray[np.int64]]
-) -> list[str]:
-    """Return a remark for each file of `data.<key>` in which verl drops or cuts prompts.
-
-    Raises:
-        ValueError: verl drops so many that fewer rows than one batch are left, or cuts all.
-    """
-    too_long, left, whole = [], 0, 0
-    limit, drops = config.data.max_prompt_length, config.data.get("filter_overlong_prompts", False)
-    for file in files:
-        measured, count = lengths[file.path], file.table.num_rows
-        share = float(np.mean(measured > limit))
-        whole += round(count * (1 - share))
-        left += round(count * (1 - share if drops else 1))
-        if share:
-            about = "" if len(measured) == count else "about "
-            too_long.append(
-                f"data.{key}: {about}{round(count * share)} of {count} prompts in {file.path} are "
-                f"longer than data.max_prompt_length={limit} tokens (longest: {measured.max()}); "
-                f"verl {'leaves them out' if drops else 'cuts off their beginnings'}"
-            )
-    least = config.data.train_batch_size if key == "train_files" else 1
-    reason = f"{left} rows are left, and {least} are needed" if left < least else ""
-    if too_long and (reason or not whole):
-        raise ValueError(
-            f"{'; '.join(too_long)}. {reason or 'No prompt is whole'}: raise "
-            "data.max_prompt_length, or use shorter prompts"
-        )
-    return too_long

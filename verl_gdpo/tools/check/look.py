@@ -39,7 +39,17 @@ from verl_gdpo.scoring.function_list import (
 from verl_gdpo.scoring.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
-from verl_gdpo.tools.check import Output, data_files, joined_files, machine, rules, verl_questions
+from verl_gdpo.tools.check import (
+    Output,
+    data_files,
+    good_responses,
+    joined_files,
+    machine,
+    prompts,
+    rules,
+    template_calls,
+    verl_questions,
+)
 from verl_gdpo.tools.check.data_files import DataFile, DataRow
 from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
 from verl_gdpo.tools.run.attention import choose
@@ -67,8 +77,8 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
         output.refuse(machine.little_space, config)
         output.ask(machine.check_gpus, config)
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
-    rows = sum(file.table.num_rows for file in training or [])
-    steps = output.ask(machine.count_steps, config, rows) if rows else None
+    row_count = sum(file.table.num_rows for file in training or [])
+    steps = output.ask(machine.count_steps, config, row_count) if row_count else None
     output.say(steps[1] if steps else [])
     trained = {source for file in training or [] for source in file.sources}
     validated = {source for file in validation or [] for source in file.sources}
@@ -104,9 +114,14 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     output.ask(verl_questions.make_optimizer, config)
     if plan and (trainer := output.ask(rules.check_trainer, config)):
         output.say(f"{environment}, {trainer}")
-    _say_what_rows_lack(output, config, training or [], validation or [])
+    rows = data_files.pick_rows(training or [], validation or [], options.rows)
+    of_run = _prompts_of_run(output, config, rows)
+    files = {"train_files": training or [], "val_files": validation or []}
+    _say_what_rows_lack(output, config, files, of_run)
     if lacks is None or plan is None or training is None:
         return  # each response would fail, for the same reason
+    if of_run is not None:
+        _send_good_responses(output, config, of_run, rows)
     output.ask(_try_rewards, output, config, plan[0], training, validation or [], options)
 
 
@@ -154,19 +169,65 @@ def _has_our_manager(config: Any) -> bool:
         return False
 
 
-def _say_what_rows_lack(
-    output: Output, config: Any, training: Sequence[DataFile], validation: Sequence[DataFile]
-) -> None:
-    files = {"train_files": training, "val_files": validation}
-    lengths = output.ask(data_files.measure_prompts, config, [*training, *validation])
-    if lengths == {} and (training or validation):
-        remark = "prompts are not counted in tokens, because the tokenizer is not on this machine"
+def _prompts_of_run(
+    output: Output, config: Any, rows: Sequence[DataRow]
+) -> prompts.RunPrompts | None:
+    """Return what makes the prompts of a run; None after a problem, or where it is not here."""
+    tokenizer = output.ask(prompts.tokenizer_of_run, config)
+    if tokenizer is not None:
+        return output.ask(prompts.RunPrompts.of, config, tokenizer)
+    if rows:
+        remark = (
+            "prompts are not counted in tokens, because the tokenizer is not on this machine; nor "
+            "did a response go through it and its chat template"
+        )
         output.say(remark, is_warning=True)
+        output.warn(template_calls.what_llama_needs, config, rows)
+    return None
+
+
+def _say_what_rows_lack(
+    output: Output,
+    config: Any,
+    files: Mapping[str, Sequence[DataFile]],
+    of_run: prompts.RunPrompts | None,
+) -> None:
+    """Say it of the files of `data.KEY`, given {KEY: files}."""
+    # The same file may be there for training and for validation.
+    counted: dict[str, prompts.Lengths | None] = {}
     for key, of_key in files.items():
         output.warn(data_files.hardly_useful_rows, config, key, of_key)
         output.warn(data_files.large_rows, key, of_key)
-        if lengths:
-            output.warn(data_files.long_prompts, config, key, of_key, lengths)
+        if of_run is None:
+            continue
+        for file in of_key:
+            if file.path not in counted:
+                counted[file.path] = output.ask(prompts.Lengths.of, of_run, file)
+        lengths = [counted[file.path] for file in of_key]
+        if None not in lengths:
+            output.warn(prompts.unusable_prompts, config, key, of_run, lengths)
+    if of_run is not None and of_run.unknown_tools:
+        output.say(
+            f"{', '.join(of_run.unknown_tools)}: the file of tools has no tool_schema of these, so "
+            "their tokens are not counted in the prompts",
+            is_warning=True,
+        )
+
+
+def _send_good_responses(
+    output: Output, config: Any, of_run: prompts.RunPrompts, rows: Sequence[DataRow]
+) -> None:
+    """Say what the run's tokenizer and chat template do with thoughts, tags and calls."""
+    written = of_run.written(rows)
+    output.say(output.ask(good_responses.what_templates_do, config, of_run.tokenizer, written))
+    output.refuse(good_responses.lost_on_the_way, config, of_run.tokenizer, written)
+    calls = output.ask(template_calls.look_at_calls, config, of_run, rows)
+    if calls is None:
+        return
+    problems, warnings, remarks = calls
+    output.problems += problems
+    output.say(warnings, is_warning=True)
+    output.say(remarks)
 
 
 def _try_rewards(

@@ -5,11 +5,15 @@ Relies on verl 0.9: `utils.config.validate_config` with `need_reference_policy` 
 `ADV_ESTIMATOR_REGISTRY`, `POLICY_LOSS_REGISTRY`, `RolloutReplicaRegistry._registry`,
 `_agent_loop_registry` and `Tracking.supported_backend`; what `kl_penalty_forward`, `EngineRegistry`
 and `_load_checkpoint` compare with; `build_optimizer(parameters, FSDPOptimizerConfig)`, which calls
-torch; and the classes that blocks of the configuration name under `_target_`, with their types.
+torch; the classes that blocks of the configuration name under `_target_`, with their types; the
+filter of `RLHFDataset`, `maybe_filter_out_long_prompts`, which asks `tokens <= max_prompt_length`
+of each row, and where a prompt cannot be written takes `max_prompt_length + 1` for its tokens; and
+the files of tools that `load_all_tools` reads.
 """
 
 import importlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
 from importlib.util import find_spec
@@ -208,3 +212,120 @@ def one_rollout(
         },
         non_tensors={k: np.fromiter([value], dtype=object) for k, value in columns.items()},
     )
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+class _Rows(list[Mapping[str, Any]]):
+    """Rows in the place of a dataset's data frame. They are filtered here, in no other process."""
+
+    def filter(self, is_kept: Callable[[Mapping[str, Any]], bool], **_options: Any) -> "_Rows":
+        return _Rows([row for row in self if is_kept(row)])
+
+
+class _NoLimit(int):
+    """A limit in the place of `max_prompt_length` that no prompt reaches. It keeps their tokens."""
+
+    def __new__(cls) -> "_NoLimit":
+        return super().__new__(cls, sys.maxsize)
+
+    def __init__(self) -> None:
+        self.tokens_of_rows: list[int] = []
+
+    def __ge__(self, tokens: int) -> bool:
+        # Python asks this side of `tokens <= limit` first, because its class is derived from int.
+        self.tokens_of_rows.append(tokens)
+        return True
+
+
+def count_tokens(
+    config: Any, tokenizer: Any, tools: Sequence[Any], rows: Sequence[Mapping[str, Any]]
+) -> list[int | None]:
+    """Return the tokens of each row's prompt, as the filter of verl's dataset counts them.
+
+    It is None for a prompt that the chat template does not write. Pictures are not counted.
+
+    Args:
+        tools: their schemas, see `tool_schemas`.
+    """
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    class Dataset(RLHFDataset):  # type: ignore[misc]  # verl is seen as Any
+        def _download(self, *_: Any, **__: Any) -> None:
+            """The rows are here already."""
+
+        def _read_files_and_tokenize(self) -> None:
+            """Nothing is filtered before the tools are known."""
+
+    # It would make the tools, and some of verl's own start Ray.
+    without_tools = {"tool_config_path": None, "function_tool_path": None}
+    data = OmegaConf.merge(config.data, without_tools, {"filter_overlong_prompts": True})
+    dataset = Dataset(data_files=[], tokenizer=tokenizer, config=data)
+    dataset.tool_schemas = list(tools) or None
+    limit = _NoLimit()
+    dataset.max_prompt_length = limit
+    dataset.maybe_filter_out_long_prompts(_Rows(rows))
+    counted = limit.tokens_of_rows
+    if len(counted) != len(rows):
+        raise ValueError(
+            f"verl {VERSION} counts prompts in another way than verl 0.9, so nothing here can say "
+            "which prompts are too long"
+        )
+    return [tokens if tokens < sys.maxsize else None for tokens in counted]
+
+
+def tool_schemas(config: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the schemas of the tools that verl's dataset counts in each prompt.
+
+    The second list names classes of tools whose schema no file has: only the tool itself tells it.
+    No tool is made. A file of functions is imported.
+
+    Raises:
+        ValueError: a file is not there, or is not what verl reads; the message names the key.
+    """
+    schemas: list[Any] = []
+    unknown: list[str] = []
+    for key, read in (
+        ("tool_config_path", _tools_of_classes),
+        ("function_tool_path", _tools_of_functions),
+    ):
+        path = config.data.get(key)
+        if not path:
+            continue
+        try:
+            of_file, without_schema = read(str(path))
+        except Exception as error:
+            raise ValueError(
+                f"data.{key}={path}, usually of actor_rollout_ref.rollout.multi_turn: the tools "
+                f"cannot be read. {type(error).__name__}: {error}"
+            ) from error
+        schemas += of_file
+        unknown += without_schema
+    dumped = [schema.model_dump(exclude_unset=True, exclude_none=True) for schema in schemas]
+    return dumped, unknown
+
+
+def _tools_of_classes(path: str) -> tuple[list[Any], list[str]]:
+    """Read a file of `class_name`, `config` and `tool_schema`, as verl's tool registry does."""
+    from verl.tools.schemas import OpenAIFunctionToolSchema
+    from verl.utils.import_utils import resolve_config_path
+
+    schemas = []
+    without_schema = []
+    read: Any = OmegaConf.to_container(OmegaConf.load(resolve_config_path(path)), resolve=True)
+    for tool in read["tools"]:
+        if tool.get("tool_schema") is None:
+            without_schema.append(str(tool["class_name"]))
+        else:
+            schemas.append(OpenAIFunctionToolSchema.model_validate(tool["tool_schema"]))
+    return schemas, without_schema
+
+
+def _tools_of_functions(path: str) -> tuple[list[Any], list[str]]:
+    """Import a file of functions with verl's decorator `function_tool`."""
+    from verl.tools.function_tool import load_function_tools_from_path
+    from verl.utils.import_utils import resolve_config_path
+
+    tools = load_function_tools_from_path(resolve_config_path(path))
+    return [tool.tool_schema for tool in tools], []
