@@ -159,7 +159,12 @@ def compute_in_step(call: Call) -> Any:
     if trainer is None:
         metrics = step.metrics(adv_estimator, lengths, by_source=False)
     else:
-        metrics = record_of(trainer).keep(trainer, step, lengths)
+
+        def ids_of(row: int) -> list[int]:
+            ids: list[int] = data.batch["responses"][row][: lengths[row]].tolist()
+            return ids
+
+        metrics = record_of(trainer).keep(trainer, step, lengths, ids_of)
     result.meta_info[METRICS_KEY] = metrics
     return result
 

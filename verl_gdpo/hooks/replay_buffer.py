@@ -98,6 +98,15 @@ def _fetched(keys: Sequence[str], partition_id: str) -> dict[str, KnownRow]:
     return rows
 
 
+def response_ids(batch: Any, row: int) -> list[int]:
+    """Return the tokens of a row's response, which are fetched."""
+    fields = tq.kv_batch_get(
+        keys=[batch.keys[row]], partition_id=batch.partition_id, select_fields=["responses"]
+    )
+    ids: list[int] = fields["responses"].unbind()[0].tolist()
+    return ids
+
+
 def zero_masks(batch: Any, is_dropped_B: Iterable[bool]) -> None:
     """Take all tokens of rows out of the loss: with the advantage 0, KL and entropy would count."""
     dropped = list(itertools.compress(batch.keys, is_dropped_B))

@@ -7,7 +7,7 @@ Relies on verl 0.9:
 - `compute_advantage_for_multi_trajectories(data, ...)` of `v1.utils`, which returns `data` with the
   tensors `advantages` and `response_mask` of all rows, in the order of the batch.
 V1 and legacy trainers both have:
-- `config`, `global_steps`, `train_dataset` and `val_dataset`;
+- `config`, `global_steps`, `tokenizer`, `train_dataset` and `val_dataset`;
 - `_dump_generations(reward_extra_infos_dict, ...)`;
 - `_val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, ...)`.
 """
@@ -15,7 +15,7 @@ V1 and legacy trainers both have:
 import functools
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,8 +51,9 @@ from verl_gdpo.hooks.configuration import (
 )
 from verl_gdpo.hooks.dump import DumpRows
 from verl_gdpo.hooks.extend import extend_instance, record_of
+from verl_gdpo.hooks.first_step import FirstFormats
 from verl_gdpo.hooks.refusal import raise_refusals
-from verl_gdpo.hooks.replay_buffer import BufferRecord, zero_masks
+from verl_gdpo.hooks.replay_buffer import BufferRecord, response_ids, zero_masks
 from verl_gdpo.hooks.rollout_guard import (
     RolloutGuard,
     naming_the_dead,
@@ -80,6 +81,7 @@ class TrainerRecord:
     has_manager: bool
     sources: set[str] = field(default_factory=set)  # of the training rows, as far as known
     dump_rows: DumpRows = field(default_factory=DumpRows)
+    first_formats: FirstFormats = field(default_factory=FirstFormats)
     is_dumping_rollouts: bool = False
     queue_actors: dict[str, Any] = field(default_factory=dict)  # of V1
     ended_by: Exception | None = None  # of the rollouter of fully_async_policy
@@ -156,13 +158,31 @@ class TrainerRecord:
         for warning in check_sources(trainer.config, trained, validated):
             logger.warning("verl-gdpo: %s", warning)
 
-    def keep(self, trainer: Any, step: AdvantageStep, lengths: Sequence[int]) -> dict[str, float]:
+    def keep(
+        self,
+        trainer: Any,
+        step: AdvantageStep,
+        lengths: Sequence[int],
+        ids_of: Callable[[int], Sequence[int]],
+    ) -> dict[str, float]:
         """Return the metrics of a batch, and keep it for the dump.
 
         Args:
             step: with its advantages.
             lengths: of each response, in tokens.
+            ids_of: returns the tokens of a row's response.
         """
+        # Other reward managers do not call our scorers.
+        if self.has_manager:
+
+            def response_of(row: int) -> str:
+                # A trainer of the user's may keep its tokenizer elsewhere.
+                tokenizer = getattr(trainer, "tokenizer", None)
+                if tokenizer is None:
+                    return ""
+                return str(tokenizer.decode(ids_of(row), skip_special_tokens=False))
+
+            self.first_formats.look(trainer.config, step.rows, response_of)
         # After a step with two sources, the curve of one must not end where a step has no other.
         self.sources.update(step.rows.sources)
         estimator = trainer.config.algorithm.adv_estimator
@@ -271,7 +291,8 @@ def compute_advantage(call: Call) -> Any:
         result = call.hand_on()
     # The tokens are in TransferQueue, and the tags tell their number without fetching them.
     lengths = [tag["response_len"] for tag in batch.tags]
-    call["metrics"].update(record.keep(trainer, step, lengths))
+    ids_of = functools.partial(response_ids, batch)
+    call["metrics"].update(record.keep(trainer, step, lengths, ids_of))
     return result
 
 

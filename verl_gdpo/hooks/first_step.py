@@ -1,0 +1,117 @@
+"""Says at once where the `format` of a task is 0 for all samples of the first step that has any.
+
+A policy of any skill writes the form now and then, so that a reason is likely that no training
+mends: a prompt that has a part of the form already, a tag that decoding takes away, or calls in a
+format that the task was not told to read.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from verl_gdpo.algorithm.rows import ABSENT, BatchRows
+from verl_gdpo.hooks.configuration import has_own_scorer
+from verl_gdpo.scoring.function_list import JOINT, KEY, entries_of, task_of_entry
+from verl_gdpo.tasks import TASK_BY_SOURCE, Task
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "format"  # the reward of tasks that ask for a form
+# Characters of a longer response that are shown: how it begins, and how it ends.
+SHOWN = (3000, 1000)
+
+
+class FormatReward(NamedTuple):
+    """The reward `format` of a task, for the rows of a data source."""
+
+    task: str
+    source: str
+    name: str
+
+
+@dataclass
+class FirstFormats:
+    """Looks at each `format` once: in the first step in which it applies.
+
+    seen: those that were looked at.
+    """
+
+    seen: set[FormatReward] = field(default_factory=set)
+
+    def look(self, config: Any, rows: BatchRows, response_of: Callable[[int], str]) -> None:
+        """Log a line for each `format` that is 0 for all samples of its first step.
+
+        Args:
+            response_of: returns the response of a row, with its special tokens.
+        """
+        for source in dict.fromkeys(rows.sources):
+            for reward in format_rewards(config, source):
+                if reward in self.seen or reward.name not in rows.columns:
+                    continue
+                samples = _samples_with(reward, rows)
+                if not samples:
+                    continue
+                self.seen.add(reward)
+                column = rows.columns[reward.name]
+                if all(column[row] == 0 for row in samples):
+                    _warn(reward, rows.step, len(samples), response_of(samples[0]))
+
+
+def format_rewards(config: Any, source: str) -> Iterator[FormatReward]:
+    """Yield the rewards `format` of the tasks that score rows of a data source.
+
+    A run may have it under the name of verl's own scorer.
+    """
+    if not has_own_scorer(config):
+        task = TASK_BY_SOURCE.get(source)
+        if task is not None and _has_format(task):
+            yield FormatReward(task.name, source, FORMAT)
+            for verls, ours in task.verl_names.items():
+                if ours == FORMAT:
+                    yield FormatReward(task.name, source, verls)
+        return
+    for name, entry in entries_of(config).items():
+        if not entry.get("task"):
+            continue
+        task = task_of_entry(f"{KEY}.{name}", entry)
+        if _has_format(task):
+            yield FormatReward(task.name, source, f"{name}{JOINT}{FORMAT}")
+
+
+def _has_format(task: Task) -> bool:
+    return FORMAT in task.reward_names
+
+
+def _samples_with(reward: FormatReward, rows: BatchRows) -> list[int]:
+    """Return the samples of the data source to which the reward applies."""
+    samples = []
+    for row in rows.samples:
+        value = rows.columns[reward.name][row]
+        if rows.sources[row] == reward.source and value is not ABSENT and value is not None:
+            samples.append(row)
+    return samples
+
+
+def _warn(reward: FormatReward, step: int | None, count: int, response: str) -> None:
+    logger.warning(
+        "verl-gdpo: %s of task %s is 0 for all %d samples of data_source %r in step %s, the first "
+        "with such rows. The prompt may have a part of the form already, decoding may take a tag "
+        "away, or the policy may call tools in another format: `verl-gdpo check` with the run's "
+        "overrides looks for all three. The first response, with its special tokens: %r",
+        reward.name,
+        reward.task,
+        count,
+        reward.source,
+        step,
+        shortened(response),
+    )
+
+
+def shortened(text: str) -> str:
+    """Return a text, without its middle if it is long."""
+    first, last = SHOWN
+    left_out = len(text) - first - last
+    if left_out <= 0:
+        return text
+    return f"{text[:first]} [... {left_out} characters ...] {text[-last:]}"
