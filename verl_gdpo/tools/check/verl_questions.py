@@ -227,10 +227,7 @@ class _Rows(list[Mapping[str, Any]]):
 class _NoLimit(int):
     """A limit in the place of `max_prompt_length` that no prompt reaches. It keeps their tokens."""
 
-    def __new__(cls) -> "_NoLimit":
-        return super().__new__(cls, sys.maxsize)
-
-    def __init__(self) -> None:
+    def __init__(self, _value: int) -> None:
         self.tokens_of_rows: list[int] = []
 
     def __ge__(self, tokens: int) -> bool:
@@ -263,7 +260,7 @@ def count_tokens(
     data = OmegaConf.merge(config.data, without_tools, {"filter_overlong_prompts": True})
     dataset = Dataset(data_files=[], tokenizer=tokenizer, config=data)
     dataset.tool_schemas = list(tools) or None
-    limit = _NoLimit()
+    limit = _NoLimit(sys.maxsize)
     dataset.max_prompt_length = limit
     dataset.maybe_filter_out_long_prompts(_Rows(rows))
     counted = limit.tokens_of_rows
