@@ -127,6 +127,14 @@ elif [ -n "$(ls -A -- "$run" 2>/dev/null)" ]; then
   die "run_dir=$run is not empty; choose another, or go on with it: --resume $run"
 fi
 
+# setup_env.sh prints the environment's folder into it, which later starts do not change. Made before Ray's folders are looked at, as they
+# may lie in the same TMPDIR
+answer=$(mktemp 2>/dev/null) ||
+  die "cannot make a file in TMPDIR=${TMPDIR:-/tmp}; expected a folder that can be written to: make it with mkdir -p, or unset TMPDIR"
+exec {scratch}<>"$answer" # has no name from here on, so that nothing can leave it behind
+rm "$answer"
+answer=/dev/fd/$scratch
+
 # before anything is installed; the configuration of an earlier start may say other folders
 if [ -z "$manifest" ]; then
   denied=0
@@ -160,12 +168,6 @@ print(sys.executable, ", ".join(f"{name} {m.version(name)}" for name in ("verl",
   say "hardware=$hardware"
 fi
 
-# setup_env.sh prints the environment's folder, which later starts do not change
-answer=$(mktemp 2>/dev/null) ||
-  die "cannot make a file in TMPDIR=${TMPDIR:-/tmp}; expected a folder that can be written to: make it with mkdir -p, or unset TMPDIR"
-exec {scratch}<>"$answer" # has no name from here on, so that nothing can leave it behind
-rm "$answer"
-answer=/dev/fd/$scratch
 if [ "$hardware" = cpu ]; then
   case " ${overrides[*]} " in *' rollout_engine=vllm_cpu '*) extras=(vllm) ;; esac
   stage "$root/setup_env.sh" cpu "${extras[@]}" >"$answer"

@@ -242,5 +242,6 @@ def test_a_disk_that_is_full(tmp_path):
 
     body = "[print('x' * 1000, flush=True) for _ in range(100)]"
     exit_code, errors = errors_of(tmp_path, body, preexec_fn=no_file_above_64_kb)
-    assert exit_code == 1
+    # Python 3.11.2 ends with 120, as it cannot write the rest of its output either.
+    assert exit_code in (1, 120)
     assert f"{tmp_path} cannot be written: [Errno 27]" in errors.splitlines()[0]
