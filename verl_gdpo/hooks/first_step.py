@@ -35,9 +35,12 @@ class FirstFormats:
     """Looks at each `format` once: in the first step in which it applies.
 
     seen: those that were looked at.
+    of_source: {data source: its rewards `format`}. Without it, each step would read the
+        configuration anew for each of its sources.
     """
 
     seen: set[FormatReward] = field(default_factory=set)
+    of_source: dict[str, list[FormatReward]] = field(default_factory=dict)
 
     def look(self, config: Any, rows: BatchRows, response_of: Callable[[int], str]) -> None:
         """Log a line for each `format` that is 0 for all samples of its first step.
@@ -46,7 +49,9 @@ class FirstFormats:
             response_of: returns the response of a row, with its special tokens.
         """
         for source in dict.fromkeys(rows.sources):
-            for reward in format_rewards(config, source):
+            if source not in self.of_source:
+                self.of_source[source] = list(format_rewards(config, source))
+            for reward in self.of_source[source]:
                 if reward in self.seen or reward.name not in rows.columns:
                     continue
                 samples = _samples_with(reward, rows)
