@@ -181,13 +181,12 @@ def test_the_charts_of_ten_runs_of_5_000_steps_are_small():
 
 def test_a_finding_leads_to_the_chart_of_its_metric_or_reward():
     names = ["correct", "correct (a)", "gdpo/<reward>/share", "actor/grad_norm"]
-    charts = [Chart(name, name, "", (0, 0), []) for name in [*names, "critic/advantages/max"]]
+    charts = [Chart(name, name, "", (0, 0), []) for name in names]
 
     def about(topic, what=""):
         return chart_of(Finding(topic, what, 1, 2, ""), charts).about
 
     assert about("gradient") == "actor/grad_norm"
-    assert about("advantages") == "critic/advantages/max"
     assert about("collapse correct (a)") == "correct (a)"
     assert about("constant correct") == "correct"  # its own chart is not there
     assert about("no number", "actor/grad_norm is NaN or infinite") == "actor/grad_norm"

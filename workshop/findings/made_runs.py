@@ -139,7 +139,6 @@ SICK: dict[str, tuple[str, Fault]] = {
     "pg_clipfrac to .55-.9": ("clipped", _level(made.CLIPPED, 0.55, 0.9)),
     "response clip_ratio to .55-.9": ("length limit", _level(made.CUT, 0.55, 0.9)),
     "aborted_ratio to .5": ("aborted", _level("response/aborted_ratio", 0.5, 0.5)),
-    "advantages times e^10": ("advantages", _times(22_026, made.LARGEST, made.SMALLEST)),
     "reward .62 to .016": ("collapse correctness", _collapse),
     "length to a third, reward -.2": ("length correctness", _hacked(1 / 3)),
     "length times 3, reward -.2": ("length correctness", _hacked(3)),

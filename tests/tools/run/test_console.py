@@ -69,13 +69,13 @@ def log_steps(run, start, steps, progress):
     with (run / "metrics" / f"{start}.jsonl").open("a") as file:
         for step in steps:
             values = {f"perf/{name}": 1.0 for name in range(50)}
-            values["response/aborted_ratio"] = 0.9 if 100 < step < 120 else 0.0
+            values["response_length/clip_ratio"] = 0.9 if 100 < step < 120 else 0.0
             # above the level of the first steps, which only the first start has
             values["actor/grad_norm"] = 0.3 if step < 550 else 30.0
             values["actor/pg_clipfrac"] = 0.9 if start == 1 and 310 < step < 340 else 0.01
             # at the last four steps that are lost, and at the one before them when repeated
             broken = step in LOST_OR_REPEATED[start]
-            values["critic/advantages/min"] = -900.0 if broken else -2.5
+            values["response/aborted_ratio"] = 0.9 if broken else 0.0
             file.write(step_line(step, **values))
             if step % 5 == 0 or step == 331:
                 file.flush()
@@ -94,7 +94,7 @@ def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
     assert "the gradient norm is 30; at the start it was 0.3" in gradient
     in_all = findings(read_metrics(tmp_path))
     assert resumed.tracker.findings() == in_all
-    assert [(one.topic, one.is_over) for one in in_all] == [("gradient", False), ("aborted", True)]
+    assert [(one.topic, one.is_over) for one in in_all] == [("gradient", False), ("length limit", True)]
     assert resumed.earlier == {}
 
 

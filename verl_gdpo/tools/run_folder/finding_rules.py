@@ -89,10 +89,9 @@ class Limit(NamedTuple):
     advice: str = LOWER
 
 
-ADVANTAGES = "critic/advantages"  # the larger of /min and /max
 LENGTH = "response_length/mean"
 # of one value; the other limits are of a median of `SPAN`
-AT_ONCE = {"gradient", "advantages", "aborted"}
+AT_ONCE = {"gradient", "aborted"}
 TRAINED = {SCORE_IN_VALIDATION: SCORE}  # what training calls it
 LIMITS = {
     "actor/grad_norm": Limit(
@@ -121,12 +120,6 @@ LIMITS = {
         "clipped",
         lambda value, _: value > 0.5,
         "{value:.0%} of the tokens are clipped, and train nothing",
-    ),
-    ADVANTAGES: Limit(
-        "advantages",
-        lambda value, start: value > 20 * start,
-        "|A| is up to {value:,.3g}; at the start it was up to {start:.2g}",
-        "Look for outliers of the rewards, or set algorithm.filter_groups.enable=True",
     ),
     "response_length/clip_ratio": Limit(
         "length limit",

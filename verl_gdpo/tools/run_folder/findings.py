@@ -15,7 +15,6 @@ from statistics import median
 
 from verl_gdpo.tools.run_folder import finding_rules as rules
 from verl_gdpo.tools.run_folder.finding_rules import (
-    ADVANTAGES,
     LIMITS,
     Level,
     Levels,
@@ -109,8 +108,6 @@ def broken_training(values: Values, _: Rewards, levels: Levels) -> Iterator[Symp
     """A metric of verl that is far from what it was."""
     for name, limit in LIMITS.items():
         value = values.get(name, math.nan)
-        if name == ADVANTAGES:
-            value = max(abs(values.get(f"{name}/{end}", math.nan)) for end in ("min", "max"))
         if not math.isfinite(value):
             continue
         level = levels[name]
