@@ -94,7 +94,8 @@ def test_the_log_finds_what_the_summary_finds(tmp_path, capsys):
     assert "the gradient norm is 30; at the start it was 0.3" in gradient
     in_all = findings(read_metrics(tmp_path))
     assert resumed.tracker.findings() == in_all
-    assert [(one.topic, one.is_over) for one in in_all] == [("gradient", False), ("length limit", True)]
+    topics = [(one.topic, one.is_over) for one in in_all]
+    assert topics == [("gradient", False), ("length limit", True)]
     assert resumed.earlier == {}
 
 
