@@ -426,6 +426,26 @@ def test_a_prompt_that_the_template_does_not_write_is_named(made):
     ]
 
 
+def test_rows_with_pictures_are_named(made):
+    config, _ = made(template())
+    table = pa.table(
+        {
+            "prompt": [["a"]] * 4,
+            "images": [["a.png"], [], None, ["b.png", "c.png"]],
+            "videos": pa.array([[], None, [], []], pa.list_(pa.string())),
+        }
+    )
+    assert prompts.uncounted_media(config, "train_files", DataFile("f", table)) == (
+        "data.train_files: 2 of 4 rows in f have images. Their tokens are not counted here, and "
+        "verl counts them in data.max_prompt_length"
+    )
+    without = table.drop(["images"])
+    assert prompts.uncounted_media(config, "train_files", DataFile("f", without)) is None
+    # A column of this name may be anything else.
+    other = without.append_column("images", pa.array(["none"] * 4))
+    assert prompts.uncounted_media(config, "train_files", DataFile("f", other)) is None
+
+
 def test_tools_that_cannot_be_read_are_refused(made, tmp_path):
     with pytest.raises(ValueError, match=r"data.tool_config_path=/no/such.yaml, usually of act"):
         made(template(), "actor_rollout_ref.rollout.multi_turn.tool_config_path=/no/such.yaml")

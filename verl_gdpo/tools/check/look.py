@@ -201,6 +201,7 @@ def _say_what_rows_lack(
         if of_run is None:
             continue
         for file in of_key:
+            output.say(output.ask(prompts.uncounted_media, config, key, file))
             if file.path not in counted:
                 counted[file.path] = output.ask(prompts.Lengths.of, of_run, file)
         lengths = [counted[file.path] for file in of_key]

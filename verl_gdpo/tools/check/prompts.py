@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from transformers import AutoTokenizer
 
 from verl_gdpo.tools.check.data_files import DataFile, DataRow, evenly
@@ -162,6 +164,30 @@ class Lengths:
         if None not in self.tokens:
             return None
         return self.file.row(self.places[self.tokens.index(None)])
+
+
+def uncounted_media(config: Any, key: str, file: DataFile) -> str | None:
+    """Return a line on rows of `data.<key>` with pictures, videos or sound; None if none has any.
+
+    Only the processor of the model knows how many tokens they take.
+    """
+    columns = [config.data.get(f"{kind}_key") for kind in ("image", "video", "audio")]
+    counts = []
+    for column in columns:
+        if column not in file.table.column_names:
+            continue
+        values = file.table[column]
+        if not pa.types.is_list(values.type) and not pa.types.is_large_list(values.type):
+            continue
+        filled = pc.sum(pc.greater(pc.list_value_length(values), 0)).as_py()
+        if filled:
+            counts.append(f"{filled} of {file.table.num_rows} rows in {file.path} have {column}")
+    if not counts:
+        return None
+    return (
+        f"data.{key}: {'; '.join(counts)}. Their tokens are not counted here, and verl counts them "
+        "in data.max_prompt_length"
+    )
 
 
 def unusable_prompts(
