@@ -31,22 +31,39 @@ class FormatReward(NamedTuple):
 
 
 @dataclass
+class Zeros:
+    """The samples so far, which all have a `format` of 0.
+
+    response: the first one, with its special tokens.
+    """
+
+    count: int = 0
+    response: str = ""
+
+
+@dataclass
 class FirstFormats:
     """Looks at each `format` once: in the first step in which it applies.
 
-    seen: those that were looked at.
+    seen: those of which all is known.
+    zeros: {reward: its samples}, of those that have had too few samples.
     of_source: {data source: its rewards `format`}. Without it, each step would read the
         configuration anew for each of its sources.
     """
 
     seen: set[FormatReward] = field(default_factory=set)
+    zeros: dict[FormatReward, Zeros] = field(default_factory=dict)
     of_source: dict[str, list[FormatReward]] = field(default_factory=dict)
 
-    def look(self, config: Any, rows: BatchRows, response_of: Callable[[int], str]) -> None:
-        """Log a line for each `format` that is 0 for all samples of its first step.
+    def look(
+        self, config: Any, rows: BatchRows, response_of: Callable[[int], str], least: int = 1
+    ) -> None:
+        """Log a line for each `format` that is 0 for all of its first samples.
 
         Args:
             response_of: returns the response of a row, with its special tokens.
+            least: samples, of one call or several, before anything is said. A step has as many as
+                it has; dynamic sampling looks at a few groups at a time.
         """
         for source in dict.fromkeys(rows.sources):
             if source not in self.of_source:
@@ -57,10 +74,17 @@ class FirstFormats:
                 samples = _samples_with(reward, rows)
                 if not samples:
                     continue
-                self.seen.add(reward)
                 column = rows.columns[reward.name]
-                if all(column[row] == 0 for row in samples):
-                    _warn(reward, rows.step, len(samples), response_of(samples[0]))
+                if any(column[row] != 0 for row in samples):
+                    self.seen.add(reward)
+                    continue
+                zeros = self.zeros.setdefault(reward, Zeros())
+                if zeros.count == 0:
+                    zeros.response = response_of(samples[0])
+                zeros.count += len(samples)
+                if zeros.count >= least:
+                    self.seen.add(reward)
+                    _warn(reward, rows.step, zeros)
 
 
 def format_rewards(config: Any, source: str) -> Iterator[FormatReward]:
@@ -98,7 +122,7 @@ def _samples_with(reward: FormatReward, rows: BatchRows) -> list[int]:
     return samples
 
 
-def _warn(reward: FormatReward, step: int | None, count: int, response: str) -> None:
+def _warn(reward: FormatReward, step: int | None, zeros: Zeros) -> None:
     logger.warning(
         "verl-gdpo: %s of task %s is 0 for all %d samples of data_source %r in step %s, the first "
         "with such rows. The prompt may have a part of the form already, decoding may take a tag "
@@ -106,10 +130,10 @@ def _warn(reward: FormatReward, step: int | None, count: int, response: str) -> 
         "overrides looks for all three. The first response, with its special tokens: %r",
         reward.name,
         reward.task,
-        count,
+        zeros.count,
         reward.source,
         step,
-        shortened(response),
+        shortened(zeros.response),
     )
 
 

@@ -21,7 +21,7 @@ and the fields `extra_fields` (with verl's `reward_extra_info`) and `data_source
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -98,11 +98,9 @@ def _fetched(keys: Sequence[str], partition_id: str) -> dict[str, KnownRow]:
     return rows
 
 
-def response_ids(batch: Any, row: int) -> list[int]:
+def response_ids(key: str, partition_id: str) -> list[int]:
     """Return the tokens of a row's response, which are fetched."""
-    fields = tq.kv_batch_get(
-        keys=[batch.keys[row]], partition_id=batch.partition_id, select_fields=["responses"]
-    )
+    fields = tq.kv_batch_get(keys=[key], partition_id=partition_id, select_fields=["responses"])
     ids: list[int] = fields["responses"].unbind()[0].tolist()
     return ids
 
@@ -146,6 +144,8 @@ class BufferRecord:
     busy: set[tuple[str, str]] = field(default_factory=set)  # see `extend.py`
     # of the samples that the filter looked at since the last batch
     notes: list[Mapping[str, float]] = field(default_factory=list)
+    # Looks at groups that the filter sees for the first time; None: nobody does.
+    look_at_new: Callable[[BatchRows, str], None] | None = None
 
     def filter_by(self, settings: GdpoSettings, metric: str | None) -> None:
         """Make `algorithm.filter_groups` keep the groups that give a gradient under `settings`.
@@ -301,6 +301,9 @@ def _classify_finished(buffer: Any, record: BufferRecord, partition_id: str) -> 
     cache = buffer._dapo_classification_cache[partition_id]
     new = buffer.finished_keys[partition_id] - cache.keys()
     rows = _checked_rows_of(buffer, partition_id, new)
+    # They may all be filtered, so that no step ever trains on them and looks at them.
+    if rows is not None and record.look_at_new is not None:
+        record.look_at_new(replace(rows, step=record.step), partition_id)
     # With another estimator, verl's own rule decides, and the rows are checked alone.
     if rows is not None and record.settings is not None:
         cache.update(record.classify(rows, record.settings))

@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 
 import verl_gdpo
 from verl_gdpo.algorithm.failed_samples import empty_dropped
+from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import (
     NOTES_KEY,
@@ -172,17 +173,7 @@ class TrainerRecord:
             lengths: of each response, in tokens.
             ids_of: returns the tokens of a row's response.
         """
-        # Other reward managers do not call our scorers.
-        if self.has_manager:
-
-            def response_of(row: int) -> str:
-                # A trainer of the user's may keep its tokenizer elsewhere.
-                tokenizer = getattr(trainer, "tokenizer", None)
-                if tokenizer is None:
-                    return ""
-                return str(tokenizer.decode(ids_of(row), skip_special_tokens=False))
-
-            self.first_formats.look(trainer.config, step.rows, response_of)
+        self.look_at_formats(trainer, step.rows, ids_of)
         # After a step with two sources, the curve of one must not end where a step has no other.
         self.sources.update(step.rows.sources)
         estimator = trainer.config.algorithm.adv_estimator
@@ -191,6 +182,32 @@ class TrainerRecord:
         if trainer.config.trainer.get("rollout_data_dir"):
             self.dump_rows.add(lengths, step)
         return metrics
+
+    def look_at_formats(
+        self,
+        trainer: Any,
+        rows: BatchRows,
+        ids_of: Callable[[int], Sequence[int]],
+        least: int = 1,
+    ) -> None:
+        """Say it where the `format` of a task is 0 for all of its first samples.
+
+        Args:
+            ids_of: returns the tokens of a row's response.
+            least: see `FirstFormats.look`.
+        """
+        # Other reward managers do not call our scorers.
+        if not self.has_manager:
+            return
+
+        def response_of(row: int) -> str:
+            # A trainer of the user's may keep its tokenizer elsewhere.
+            tokenizer = getattr(trainer, "tokenizer", None)
+            if tokenizer is None:
+                return ""
+            return str(tokenizer.decode(ids_of(row), skip_special_tokens=False))
+
+        self.first_formats.look(trainer.config, rows, response_of, least)
 
 
 def warn_of_paid_failures(config: Any, settings: GdpoSettings) -> None:
@@ -269,6 +286,14 @@ def build_replay_buffer(call: Call) -> Any:
         in_rounds=is_sync and rollout.full_determinism,
         samples=prompts * rollout.n,
     )
+
+    def look_at_new(rows: BatchRows, partition_id: str) -> None:
+        def ids_of(row: int) -> list[int]:
+            return response_ids(str(rows.keys[row]), partition_id)
+
+        record.look_at_formats(trainer, rows, ids_of, least=of_buffer.samples)
+
+    of_buffer.look_at_new = look_at_new
     # With another estimator, verl's own rule says which groups give a gradient.
     if trainer.config.algorithm.adv_estimator == "gdpo":
         of_buffer.filter_by(record.settings, getattr(buffer, "filter_groups_metric", None))
@@ -291,7 +316,10 @@ def compute_advantage(call: Call) -> Any:
         result = call.hand_on()
     # The tokens are in TransferQueue, and the tags tell their number without fetching them.
     lengths = [tag["response_len"] for tag in batch.tags]
-    ids_of = functools.partial(response_ids, batch)
+
+    def ids_of(row: int) -> list[int]:
+        return response_ids(batch.keys[row], batch.partition_id)
+
     call["metrics"].update(record.keep(trainer, step, lengths, ids_of))
     return result
 

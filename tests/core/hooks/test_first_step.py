@@ -15,6 +15,7 @@ from verl_batch import GROUPS, batch, verl_config
 
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.hooks import legacy
+from verl_gdpo.hooks.extend import record_of
 from verl_gdpo.hooks.first_step import FirstFormats, shortened
 
 ZERO, ONE = {"format": 0.0, "correctness": -3.0}, {"format": 1.0, "correctness": 3.0}
@@ -90,6 +91,30 @@ def test_formats_of_others_are_their_own(said):
     assert "form__format of task tool_rl" in line
 
 
+def test_few_samples_at_a_time_are_counted_together(caplog):
+    """Dynamic sampling looks at a group at a time, and one group may be 0 by chance."""
+    caplog.set_level(logging.WARNING, "verl_gdpo")
+    first = FirstFormats()
+    decoded = []
+
+    def response_of(row):
+        decoded.append(row)
+        return f"response {len(decoded)}"
+
+    first.look(run_config(), rows_of(ZERO, ZERO), response_of, least=5)
+    first.look(run_config(), rows_of(ZERO, ZERO), response_of, least=5)
+    assert caplog.messages == []
+    first.look(run_config(), rows_of(ZERO), response_of, least=5)
+    (line,) = caplog.messages
+    assert "is 0 for all 5 samples" in line and line.endswith("'response 1'")
+    # A step after it says nothing anew, and one sample that has the form ends the count.
+    first.look(run_config(), rows_of(ZERO), response_of)
+    other = FirstFormats()
+    other.look(run_config(), rows_of(ZERO, ONE), response_of, least=5)
+    other.look(run_config(), rows_of(*[ZERO] * 9), response_of, least=5)
+    assert len(caplog.messages) == 1 and len(decoded) == 1
+
+
 def test_a_long_response_loses_its_middle():
     assert shortened("x" * 4000) == "x" * 4000
     text = shortened("a" * 3000 + "b" * 5 + "c" * 1000)
@@ -107,6 +132,30 @@ def test_a_step_of_the_v1_trainer_says_it(queue, tmp_path, caplog):
     lines = [line for line in caplog.messages if "format of task tool_rl is 0" in line]
     assert len(lines) == 1 and lines[0].endswith("'TEXT<eos>'")
     assert "in step 7" in lines[0] and decoded == [[0, 1]]
+
+
+def test_dynamic_sampling_says_it_although_no_group_is_left(queue, tmp_path, caplog):
+    """Each group has one reward for all of its samples, so that no step has any of them."""
+    filtering = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]
+    trainer = ours(tmp_path, *filtering)
+    trainer.tokenizer.decode = lambda ids, skip_special_tokens: f"{len(ids)} tokens<eos>"
+    buffer = trainer.replay_buffer
+    samples = record_of(buffer).samples
+    infos = [{"format": 0.0, "correctness": -3.0, "score": -3.0}] * 2
+
+    def lines_after(groups):
+        for uid in groups:
+            queue.add_group(uid, infos, lengths=(2, 3), data_source="rlla")
+        buffer._sync_metadata_from_transfer_queue()
+        assert buffer._dapo_filtered_keys("train")[0] >= set(groups)
+        return [line for line in caplog.messages if "format of task tool_rl is 0" in line]
+
+    # As many samples as a batch has are enough.
+    groups = [f"u{number}" for number in range(samples // 2)]
+    assert lines_after(groups[:-1]) == []
+    (line,) = lines_after(groups[-1:])
+    assert line.endswith("'2 tokens<eos>'") and f"all {samples} samples" in line
+    assert lines_after(["more"]) == [line]
 
 
 class Trainer(ray_trainer.RayPPOTrainer):
