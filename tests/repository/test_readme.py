@@ -36,10 +36,7 @@ LINKS = [
 ]
 
 
-def test_the_readme_is_a_page():
-    text = PAGES["README.md"]
-    start = "\n".join(text.splitlines()[:25])
-    assert "pip install" in start and "algorithm.adv_estimator=gdpo" in start and "![" in start
+def test_the_readme_links_all_pages():
     linked = {target for page, target, _ in LINKS if page == "README.md"}
     assert {page for page in PAGES if page.startswith("docs/")} <= linked
 

@@ -13,7 +13,6 @@ from oracle import gdpo
 from repository import REPO, tracked_files
 from run_folder_writer import make_run
 
-from verl_gdpo.tools.report.runs import read_arms
 from workshop.figures import __main__ as make_figures
 from workshop.figures.collapse import distinct_groups
 from workshop.looks import LOOK
@@ -25,17 +24,6 @@ def test_the_colours_are_told_apart_in_grey():
     assert abs(greys[0] - greys[1]) >= 30  # gdpo and grpo
     assert all(contrast(colour, LOOK.background) >= 3 for colour in LOOK.colours)
     assert contrast(LOOK.ink, LOOK.background) >= 4.5
-
-
-def test_the_curves_of_a_run_are_its_steps_their_mean_and_validation(tmp_path):
-    run = read_arms([make_run(tmp_path / "run", steps=6)])[0].runs[0]
-    figure = make_figures.curves(run)
-    assert figure.get_suptitle() == "Rewards over 6 training steps of gdpo"
-    left, _ = figure.axes
-    steps, mean, marks = left.get_lines()
-    assert left.get_title("left") == "correctness" and len(steps.get_xdata()) == 6
-    assert mean.get_ydata()[-1] == pytest.approx(sum(steps.get_ydata()[-5:]) / 5)
-    assert [*marks.get_xdata()] == [0, 3, 6]
 
 
 def test_the_idea_is_drawn_with_the_advantages_of_the_estimators():

@@ -4,9 +4,9 @@
     python -m workshop.figures GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
 
 The two runs are those of `./run_tool_rl.sh run_dir=runs/gdpo` and of `./run_tool_rl.sh
-run_dir=runs/grpo estimator=grpo`, without a GPU. rewards_cpu.png has the curves of the first,
-report.png is the first screen of `verl-gdpo report` on both, for which there must be a browser, and
-replay.svg is `verl-gdpo replay` in a terminal.
+run_dir=runs/grpo estimator=grpo`, without a GPU. report.png is the first screen of `verl-gdpo
+report` on both, for which there must be a browser, and replay.svg is `verl-gdpo replay` in a
+terminal.
 """
 
 import argparse
@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.tools.report.runs import SMOOTHED_STEPS, Run, read_arms, trailing_mean
-from verl_gdpo.tools.run_folder.folder import training_rewards, validation_rewards
+from verl_gdpo.tools.report.runs import read_arms
 from workshop.figures import collapse, demonstration, screens
 from workshop.looks import LOOK, STYLE
 
@@ -83,35 +82,8 @@ def _draw_bars(axes: Axes, estimator: str, groups: dict[str, list[float]], colou
     axes.margins(y=0.14)
 
 
-def curves(run: Run) -> Figure:
-    """Each reward of a run: every step, the mean of the last ones, and validation."""
-    trained, tested = training_rewards(run.metrics), validation_rewards(run.metrics)
-    with mpl.rc_context(STYLE):
-        figure = Figure(
-            figsize=(4.8 * len(trained), 3.5), layout="constrained", facecolor=LOOK.background
-        )
-        columns = figure.subplots(1, len(trained), squeeze=False)[0]
-        for axes, (name, steps) in zip(columns, trained.items(), strict=True):
-            _draw_reward(axes, steps, tested.get(name, {}))
-            axes.set_title(name, loc="left", fontweight="bold")
-        columns[0].legend(frameon=False, loc="lower right")
-        figure.suptitle(f"Rewards over {run.last_step} training steps of {run.arm}")
-    return figure
-
-
-def _draw_reward(axes: Axes, trained: Any, tested: Any) -> None:
-    colour, mean = LOOK.colours[0], trailing_mean(trained, SMOOTHED_STEPS)
-    axes.plot([*trained], [*trained.values()], color=colour, alpha=0.4, linewidth=1)
-    label = f"training, mean of {SMOOTHED_STEPS} steps"
-    axes.plot([*mean], [*mean.values()], color=colour, linewidth=2, label=label)
-    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 1.6, "markersize": 7}
-    axes.plot([*tested], [*tested.values()], "o", color=colour, label="validation", **hollow)
-    axes.set(xlabel="training step", ylabel="mean reward (higher is better)")
-    axes.grid(color=LOOK.quiet, linewidth=0.6, alpha=0.6)
-
-
 def draw_runs(gdpo: Path, grpo: Path) -> None:
-    """The curves of the first run, and what a person sees of both.
+    """What a person sees of both runs.
 
     Raises:
         ValueError: a folder is not that of a run of its arm.
@@ -119,11 +91,9 @@ def draw_runs(gdpo: Path, grpo: Path) -> None:
     arms = read_arms([gdpo, grpo])
     if [arm.name for arm in arms] != ["gdpo", "grpo"]:
         raise ValueError(f"expected runs of gdpo and of grpo, got {[arm.name for arm in arms]}")
-    curves(arms[0].runs[0]).savefig(DOCS / "rewards_cpu.png", dpi=200)
     screens.report([gdpo, grpo], DOCS / "report.png")
     screens.replay(gdpo, DOCS / "replay.svg")
-    for name in ("rewards_cpu.png", "report.png"):
-        screens.make_smaller(DOCS / name)
+    screens.make_smaller(DOCS / "report.png")
 
 
 def main() -> None:
