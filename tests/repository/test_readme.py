@@ -114,7 +114,7 @@ def table_of(schema, **shown):
 
 
 def test_the_settings_tables_are_the_schema():
-    page = PAGES["docs/settings.md"]
+    page = PAGES["docs/keys.md"]
     tables = re.findall(r"^\| key \| default \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.M)
     shown = {"eps": "1e-4", "normalize_by_std": None, "combine": "sum"}  # as a user writes them
     assert tables[0].strip() == table_of(GdpoSettings, **shown)
@@ -168,8 +168,8 @@ def test_the_table_of_dialects():
         assert read == DIALECTS[name]
 
 
-def test_the_examples_of_settings_are_read():
-    judged, block = re.findall(r"```yaml\n(.*?)```", PAGES["docs/settings.md"], re.DOTALL)
+def test_the_examples_of_rewards_are_read():
+    block, judged = re.findall(r"```yaml\n(.*?)```", PAGES["docs/rewards.md"], re.DOTALL)
     (entry,) = entries_of(OmegaConf.create(judged)).values()
     check_entry("judge", entry)
     options = {**options_of_entry(entry), "rewards": entry["rewards"]}
@@ -183,7 +183,7 @@ def test_the_examples_of_settings_are_read():
 
 
 def test_the_error_of_several_mistakes_is_shown():
-    page = PAGES["docs/settings.md"]
+    page = PAGES["docs/keys.md"]
     (shown,) = re.findall(r"```\n(the configuration has .*?)\n```", page, re.DOTALL)
     with pytest.raises(SettingsError) as raised:
         read_settings({"gdpo": {"batch_norm": "tokens", "eps": "small"}})

@@ -1,6 +1,6 @@
 """What a user may set under `algorithm.gdpo`: types, bounds and defaults, and a line on each.
 
-`read_settings.py` makes these records of verl's configuration; docs/settings.md shows the lines as
+`read_settings.py` makes these records of verl's configuration; docs/keys.md shows the lines as
 tables.
 
 algorithm:
@@ -384,7 +384,7 @@ class GdpoSettings(Options):
     """a group leaves as a whole if `on_error: drop` leaves fewer samples of it"""
 
     rubric_weights: Literal["divided", "as_written"] = "divided"
-    """weights of a prompt's [criteria](#rubrics): `divided` by their sum, or `as_written`"""
+    """the weights of [criteria](rewards.md#rubrics): `divided` by their sum, or `as_written`"""
 
     keep_groups: Annotated[dict[RewardName, MeanRange], BeforeValidator(_without_null)] | None = (
         None

@@ -65,7 +65,7 @@ def test_the_advantages_are_those_of_the_loop(otherwise, costs, present):
 
 
 def test_the_table_of_the_page():
-    rows = rows_after("docs/settings.md", "| `otherwise` | right and short |")
+    rows = rows_after("docs/rewards.md", "| `otherwise` | right and short |")
     written = [row[0].partition("`")[0] for row in rows]
     assert written == ["zero", "-3.5", "missing"]
     for otherwise, row in zip(("zero", -3.5, "missing"), rows, strict=True):

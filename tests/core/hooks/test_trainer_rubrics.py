@@ -176,7 +176,7 @@ def test_what_the_manager_returns(entries):
 
 
 def test_the_example_of_the_page(tmp_path):
-    page = (REPO / "docs" / "settings.md").read_text()
+    page = (REPO / "docs" / "rewards.md").read_text()
     (block,) = re.findall(r"```python\n(import json\n.*?)```", page, re.DOTALL)
     (line,) = re.findall(r"^'(.*rubric: criteria})'$", page, re.MULTILINE)
     path = tmp_path / "my_rewards.py"

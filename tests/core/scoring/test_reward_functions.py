@@ -35,7 +35,7 @@ from verl_gdpo.scoring.function_list import (
 from verl_gdpo.scoring.lengths import smooth
 from verl_gdpo.scoring.own_copy import own_copy
 
-SETTINGS = REPO / "docs" / "settings.md"
+PAGE = REPO / "docs" / "rewards.md"
 FILE = """
 import asyncio
 
@@ -136,7 +136,7 @@ pytestmark = pytest.mark.usefixtures("event_loop")
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "my_rewards.py"
-    example = re.search(r"```python\n(async def rank.*?)```", SETTINGS.read_text(), re.DOTALL)[1]
+    example = re.search(r"```python\n(async def rank.*?)```", PAGE.read_text(), re.DOTALL)[1]
     path.write_text(FILE + example)
     return str(path)
 
@@ -635,7 +635,7 @@ def test_rewards_that_no_function_of_the_list_returns(file):
 
 def config_of_page(heading, file):
     """The overrides of the first example under a heading of the page."""
-    section = SETTINGS.read_text().partition(f"# {heading}\n")[2]
+    section = PAGE.read_text().partition(f"# {heading}\n")[2]
     lines = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1]
     config = config_of({})
     for word in shlex.split(lines):
@@ -680,7 +680,7 @@ def test_the_example_of_a_rubric_with_failures_planted(file):
 
 def test_the_example_of_a_judge_with_failures_planted(file):
     """Where nobody answers, all rewards of the judge are None."""
-    section = SETTINGS.read_text().partition("### A judge\n")[2]
+    section = PAGE.read_text().partition("# A judge\n")[2]
     block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1])
     entry = block["reward"]["reward_functions"]["judge"]
     entry |= {"judge": "http://127.0.0.1:9/v1", "template": "{response} {nothing}"}
