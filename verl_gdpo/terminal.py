@@ -7,9 +7,11 @@ import textwrap
 import traceback
 import unicodedata
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 ADDRESS = ""  # of the public repository; empty: there is none, and no index has the package
 WIDTH = 100  # columns
+COLOURS = {"red": "1;31", "yellow": "33", "grey": "2"}  # of ANSI terminals
 GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # the extra that brings a package which not every installation has
@@ -51,6 +53,17 @@ def wrapped(text: str, first: str = "", others: str = "  ") -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def coloured(text: str, colour: str, stream: TextIO) -> str:
+    """Return the text in a colour of `COLOURS`, if the stream is a terminal that shows colours.
+
+    See https://no-color.org.
+    """
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if is_plain or not stream.isatty():
+        return text
+    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
 
 
 def line_of_code(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -119,7 +119,7 @@ def arguments_of(line, data):
 
 def messages_of(printed):
     """The problems that `verl-gdpo check` says, each in one line."""
-    told = printed.partition("(-v shows")[0].split("check: ")
+    told = printed.rpartition("\ncheck: ")[0].split("check: problem: ")
     return [" ".join(text.split()) for text in told if text]
 
 

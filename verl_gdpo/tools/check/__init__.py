@@ -10,90 +10,13 @@ are problems.
 import argparse
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TextIO
 
-from hydra.errors import HydraException, InstantiationException
-from omegaconf.errors import OmegaConfBaseException
-
-from verl_gdpo.algorithm.values import RewardError
-from verl_gdpo.terminal import line_of_code, wrapped
+from verl_gdpo.tools.check.output import Output, message_of
 from verl_gdpo.tools.compose import add_config_arguments, compose_accepted
-
-T = TypeVar("T")
-Texts = str | Sequence[str] | None
-
-# exceptions with clear messages; any other exception is shown with its type and its line
-SPEAKING = (
-    ValueError,
-    AssertionError,
-    OSError,
-    HydraException,
-    OmegaConfBaseException,
-    RewardError,
-)
-
-
-class Output:
-    """Prints remarks and tables to `out`, and keeps problems.
-
-    With `is_brief`, only warnings are printed, and after a problem the rest too.
-    """
-
-    def __init__(self, out: TextIO, is_brief: bool = False) -> None:
-        self.out, self.is_brief = out, is_brief
-        self.problems: list[str] = []
-        self._kept: list[str] = []
-
-    def say(self, remarks: Texts, is_warning: bool = False) -> None:
-        if isinstance(remarks, str):
-            remarks = [remarks]
-        for text in remarks or ():
-            self.show(wrapped(text, "check: ", " " * 7), is_warning)
-
-    def show(self, text: str, is_warning: bool = False) -> None:
-        if self.is_brief and not is_warning:
-            self._kept.append(text)
-        else:
-            print(text, file=self.out, flush=True)
-
-    def ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
-        """Return the result of `question`; None after a problem."""
-        try:
-            return question(*arguments)
-        except Exception as error:
-            # A SettingsError has a message for each mistake. Its module would load torch here.
-            self.problems += getattr(error, "mistakes", None) or [message_of(error)]
-            return None
-
-    def warn(self, question: Callable[..., Texts], *arguments: Any) -> None:
-        self.say(self.ask(question, *arguments), is_warning=True)
-
-    def refuse(self, question: Callable[..., Sequence[str]], *arguments: Any) -> None:
-        """Keep the problems that `question` lists."""
-        self.problems += self.ask(question, *arguments) or []
-
-    def finish(self) -> None:
-        last = self._kept if self.problems else ["check: no problem found"]
-        for text in last:
-            print(text, file=self.out, flush=True)
-
-
-def message_of(error: BaseException) -> str:
-    """Return the text that a user needs instead of an exception's traceback."""
-    if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        key = str(error).rpartition("full_key: ")[2]
-        return f"{key}: {message_of(error.__cause__)}"
-    if isinstance(error, SPEAKING) and str(error):
-        return str(error)
-    # if a file could not be loaded, the exception's cause has the reason
-    reason = error.__cause__ or error
-    frames = traceback.extract_tb(reason.__traceback__)
-    place = f"{type(reason).__name__}: {str(reason) or frames[-1].line} [{line_of_code(frames)}]"
-    return place if reason is error else f"{error}: {place}"
 
 
 @contextmanager
@@ -138,10 +61,10 @@ def main(argv: Sequence[str]) -> int:
         output = Output(out, options.brief)
         _check(output, options)
         output.finish()
-    for problem in dict.fromkeys(output.problems):  # verl and we may say the same
-        print(f"check: {problem}", file=sys.stderr)
-    if output.problems and not options.verbose:
-        print("(-v shows what verl and others printed meanwhile)", file=sys.stderr)
+    remark = ""
+    if not options.verbose:
+        remark = " (-v shows what verl and others printed meanwhile)"
+    output.finish_with_problems(sys.stderr, remark)
     return 1 if output.problems else 0
 
 
@@ -178,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow-flat", action="store_true", help=about)
     about = "call judges, and functions with limited=True, too"
     add("--ask-judge", action="store_true", help=about)
-    about = "print warnings, and the rest only if there is a problem"
+    about = "print notes and tables only if there is a problem"
     add("--brief", action="store_true", help=about)
     about = "show what verl and others print meanwhile"
     add("-v", "--verbose", action="store_true", help=about)

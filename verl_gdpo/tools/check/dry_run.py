@@ -27,8 +27,8 @@ from verl_gdpo.algorithm.values import ERROR_KEY, value_or_error
 from verl_gdpo.hooks.agent_loop import IS_VALIDATION
 from verl_gdpo.scoring import function_list
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tools.check import message_of
 from verl_gdpo.tools.check.data_files import DataRow, Responses
+from verl_gdpo.tools.check.output import message_of
 from verl_gdpo.tools.check.verl_questions import make_reward_manager, one_rollout
 
 FIRST_STEP = 1  # verl counts its training steps from 1

@@ -40,7 +40,6 @@ from verl_gdpo.scoring.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import (
-    Output,
     data_files,
     good_responses,
     joined_files,
@@ -52,6 +51,7 @@ from verl_gdpo.tools.check import (
 )
 from verl_gdpo.tools.check.data_files import DataFile, DataRow
 from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
+from verl_gdpo.tools.check.output import Output
 from verl_gdpo.tools.run.attention import choose
 
 NEVER_VARIES, NEVER_APPLIES = "NEVER VARIES", "never applies"
@@ -79,20 +79,21 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
     row_count = sum(file.table.num_rows for file in training or [])
     steps = output.ask(machine.count_steps, config, row_count) if row_count else None
-    output.say(steps[1] if steps else [])
+    output.note(steps[1] if steps else [])
     trained = {source for file in training or [] for source in file.sources}
     validated = {source for file in validation or [] for source in file.sources}
     sources = trained | validated
     if training and validation:
         shared = output.ask(data_files.shared_prompts, config, training, validation)
         equal, near = shared or ("", "")
-        output.say(equal, is_warning=True)
-        output.say(near)
+        if equal:
+            output.warnings.append(equal)
+        output.note(near)
         output.warn(check_sources, config, trained, validated)
     lacks = output.ask(machine.what_scorers_miss, config, sources)
-    output.say(lacks, is_warning=True)
+    output.warnings += lacks or []
     plan = output.ask(make_plan, config, training or [])
-    output.say(plan[1] if plan else [])
+    output.note(plan[1] if plan else [])
     if plan and plan[0] and steps:
         output.ask(rules.weights_end, plan[0], steps[0])
     output.warn(rules.hardly_meant, config)
@@ -102,18 +103,18 @@ def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
     unread = output.ask(find_unread_keys, config)
     if unread is not None:
         output.problems += unread.refusals
-        output.say(unread.warnings, is_warning=True)
+        output.warnings += unread.warnings
     environment = output.ask(machine.check_environment, config)
     if environment is None:
         return
-    output.say(output.ask(choose, config))
+    output.note(output.ask(choose, config))
     output.refuse(rules.unknown_names, config)
     output.refuse(machine.missing_models, config)
-    output.say(output.ask(verl_questions.what_validation_prints, config))
+    output.note(output.ask(verl_questions.what_validation_prints, config))
     output.ask(verl_questions.make_rollout_config_and_dataset_class, config)
     output.ask(verl_questions.make_optimizer, config)
     if plan and (trainer := output.ask(rules.check_trainer, config)):
-        output.say(f"{environment}, {trainer}")
+        output.note(f"{environment}, {trainer}")
     rows = data_files.pick_rows(training or [], validation or [], options.rows)
     of_run = _prompts_of_run(output, config, rows)
     files = {"train_files": training or [], "val_files": validation or []}
@@ -129,9 +130,9 @@ def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
     """Return the files under `data.KEY`; none if verl fetches them, None if one cannot be used."""
     files = output.ask(data_files.read_files, config, key)
     if files == []:
-        output.say(f"data.{key}: not checked, because verl or your dataset class fetches it")
+        output.note(f"data.{key}: not checked, because verl or your dataset class fetches it")
     for file in files or []:
-        output.say(f"data.{key}: {file.table.num_rows} rows in {file.path}")
+        output.note(f"data.{key}: {file.table.num_rows} rows in {file.path}")
     if files:
         output.refuse(joined_files.what_cannot_be_joined, key, files)
         output.warn(joined_files.columns_that_a_file_lacks, key, files)
@@ -181,7 +182,7 @@ def _prompts_of_run(
             "prompts are not counted in tokens, because the tokenizer is not on this machine; nor "
             "did a response go through it and its chat template"
         )
-        output.say(remark, is_warning=True)
+        output.warnings.append(remark)
         output.warn(template_calls.what_llama_needs, config, rows)
     return None
 
@@ -201,17 +202,16 @@ def _say_what_rows_lack(
         if of_run is None:
             continue
         for file in of_key:
-            output.say(output.ask(prompts.uncounted_media, config, key, file))
+            output.note(output.ask(prompts.uncounted_media, config, key, file))
             if file.path not in counted:
                 counted[file.path] = output.ask(prompts.Lengths.of, of_run, file)
         lengths = [counted[file.path] for file in of_key]
         if None not in lengths:
             output.warn(prompts.unusable_prompts, config, key, of_run, lengths)
     if of_run is not None and of_run.unknown_tools:
-        output.say(
+        output.warnings.append(
             f"{', '.join(of_run.unknown_tools)}: the file of tools has no tool_schema of these, so "
-            "their tokens are not counted in the prompts",
-            is_warning=True,
+            "their tokens are not counted in the prompts"
         )
 
 
@@ -220,15 +220,15 @@ def _send_good_responses(
 ) -> None:
     """Say what the run's tokenizer and chat template do with thoughts, tags and calls."""
     written = of_run.written(rows)
-    output.say(output.ask(good_responses.what_templates_do, config, of_run.tokenizer, written))
+    output.note(output.ask(good_responses.what_templates_do, config, of_run.tokenizer, written))
     output.refuse(good_responses.lost_on_the_way, config, of_run.tokenizer, written)
     calls = output.ask(template_calls.look_at_calls, config, of_run, rows)
     if calls is None:
         return
     problems, warnings, remarks = calls
     output.problems += problems
-    output.say(warnings, is_warning=True)
-    output.say(remarks)
+    output.warnings += warnings
+    output.note(remarks)
 
 
 def _try_rewards(
@@ -247,13 +247,13 @@ def _try_rewards(
         picked = data_files.pick_rows(validation, [], options.rows)
         of_validation = [replace(row, is_validation=True) for row in picked]
     if not rows:
-        output.say("there are no rows, so no reward was tried", is_warning=True)
+        output.warnings.append("there are no rows, so no reward was tried")
         return
     silent = [] if options.ask_judge else limited_functions(config)
     if silent:
         if not options.elsewhere:
             reward_functions(config)  # raises if a judge's package or key is not here
-        output.say(f"not called: {silent}, which may ask a service (--ask-judge)", is_warning=True)
+        output.warnings.append(f"not called: {silent}, which may ask a service (--ask-judge)")
     more = data_files.read_responses(options.responses, training) if options.responses else []
     if silent:
         rows = [row for row in rows if _is_scored(row, config, silent)]
@@ -267,23 +267,23 @@ def _try_rewards(
     run = score_rows(config, rows, options.seconds, more)
     if run.problems and config.reward.reward_model.enable:
         remark = "without the reward model's server, no reward could be tried"
-        output.say([f"{remark}: {problem}" for problem in run.problems], is_warning=True)
+        output.warnings += [f"{remark}: {problem}" for problem in run.problems]
         return
     output.problems += run.problems
     if run.problems:
         return
-    output.say(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
-    output.say(_failures(run), is_warning=True)
+    output.note(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
+    output.warnings += _failures(run)
     tables = ScoreTables(run, settings)
     if settings is not None:
         problems, remarks = tables.paid_failures(config, settings)
         output.problems += problems
-        output.say(remarks, is_warning=True)
+        output.warnings += remarks
     sources = {source for file in training for source in file.sources}
     if not options.allow_flat and not rules.validates_only(config):
         output.problems += tables.without_signal(sources)
-    output.say(tables.same_everywhere(), is_warning=True)
-    output.say(tables.dropped(entries_of(config), silent), is_warning=True)
+    output.warnings += tables.same_everywhere()
+    output.warnings += tables.dropped(entries_of(config), silent)
     for text in tables:
         output.show(f"\n{text}")
     output.show("")
@@ -301,8 +301,8 @@ def _try_rewards_of_validation(
     output.problems += run.problems
     if run.problems:
         return
-    output.say(f"{len(rows)} rows of the validation scored, with functions of their own")
-    output.say(_failures(run), is_warning=True)
+    output.note(f"{len(rows)} rows of the validation scored, with functions of their own")
+    output.warnings += _failures(run)
     if settings is not None:
         tables = ScoreTables(run, validation_settings(config, settings))
         for text in tables:

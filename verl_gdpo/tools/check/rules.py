@@ -15,7 +15,8 @@ from omegaconf import ListConfig, OmegaConf, open_dict
 
 from verl_gdpo.algorithm.settings import GdpoSettings, hint
 from verl_gdpo.hooks import configuration
-from verl_gdpo.tools.check import message_of, verl_questions
+from verl_gdpo.tools.check import verl_questions
+from verl_gdpo.tools.check.output import message_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOWEST: dict[str, float] = dict.fromkeys(  # of what has to be a number
