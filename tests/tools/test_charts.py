@@ -75,7 +75,7 @@ def shares_of(*runs):
     return made_arm("gdpo", *metrics_of_runs)
 
 
-SHARE = "Share of each reward in the advantage"
+SHARE = "How much of the update comes from each reward"
 
 
 def test_the_share_of_each_reward_is_a_smoothed_line():

@@ -56,9 +56,9 @@ def test_replay_of_a_plain_run(plain, capsys):
     arguments = [plain_verl_archive.DUMPS, "--scorer", plain_verl_archive.SCORER]
     assert replay.main([*arguments, "--config", str(config)]) == 0
     out = capsys.readouterr().out
-    assert "2 steps, 384 rollouts" in out
+    assert "2 steps, 384 samples" in out
     assert "compared with verl's grpo on the dumped score." in out
-    assert "--scorer gives the dumped score in 384 of 384 rollouts." in out
+    assert "--scorer gives the dumped score in 384 of 384 samples." in out
 
 
 def other_score(data_source, solution_str, ground_truth, extra_info):
@@ -100,8 +100,8 @@ def whole(data_source, solution_str, ground_truth, extra_info):
 def test_another_scorer_is_compared_and_said(plain, capsys):
     assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:other_score"]) == 0
     out = capsys.readouterr().out
-    assert "dumped score in 0 of 384 rollouts. WARNING" in out
-    assert "in 384 rollouts its `score` is not the sum of its rewards" in out
+    assert "dumped score in 0 of 384 samples. WARNING" in out
+    assert "in 384 samples its `score` is not the sum of its rewards" in out
     assert replay.main([plain_verl_archive.DUMPS, "--scorer", f"{__name__}:bare_number"]) == 0
     assert " acc " in capsys.readouterr().out
     source = ["--scorer", f"{__name__}:needs_a_source", "--data-source", "math"]

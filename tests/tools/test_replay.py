@@ -467,14 +467,14 @@ def test_a_step_that_verl_is_writing_is_left_out(tmp_path, capsys):
     last.write_text(last.read_text()[:-5])
     assert main([str(folder)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("1 steps, 4 rollouts")
+    assert out.startswith("1 step, 4 samples")
     assert f"Step 2 is left out, because {last} has no end: verl is still writing it" in out
     assert main([str(folder), "--steps", "1"]) == 0
     assert "left out" not in capsys.readouterr().out
     (folder / "rollouts" / "3.jsonl").write_text((folder / "rollouts" / "1.jsonl").read_text())
     assert main([str(folder)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("2 steps, 8 rollouts")
+    assert out.startswith("2 steps, 8 samples")
     assert "Step 2 is left out" in out
 
 
@@ -483,7 +483,7 @@ def test_the_printed_page(tmp_path, capsys, monkeypatch):
     write(tmp_path, {1: two_groups(), 2: two_groups()}, GDPO)
     assert main([str(tmp_path), "--arm", "grpo", "--arm", "gdpo_no_batch_norm"]) == 0
     out = capsys.readouterr().out
-    assert f"2 steps, 8 rollouts; the run's settings are in {tmp_path}/hydra" in out
+    assert f"2 steps, 8 samples; the run's settings are in {tmp_path}/hydra" in out
     assert "The run's settings reproduce the logged advantages: largest |difference| " in out
     assert "== grpo ==" in out and "== gdpo_no_batch_norm ==" in out
     total = next(line for line in out.splitlines() if line.startswith("all"))

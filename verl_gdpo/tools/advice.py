@@ -30,10 +30,12 @@ from verl_gdpo.scoring.function_list import KEY, entries_of
 from verl_gdpo.terminal import printable, render, wrapped
 
 TITLE = "What would GDPO change?"
-HEADER = ("reward", "range", "share under GRPO", "GRPO by ranges", "GDPO")
-LEGEND = """\
-share: of the update, the covariance of the reward's part with the whole; [95 % interval]
-GRPO by ranges: the same weights, on rewards that are divided by their ranges"""
+CAPTION = "How much of the update comes from each reward"
+HEADER = ("reward", "range", "GRPO", "GRPO by range", "GDPO")
+LEGEND = (
+    "GRPO by range is GRPO on rewards that are divided by their ranges. Below 0%, a reward pulls "
+    "against the others. In brackets: an interval of 95%."
+)
 
 GRPO, GDPO = verl_grpo_settings(GdpoSettings()), GdpoSettings(batch_norm="none")
 FIRST_STEPS = 30  # later ones show another policy
@@ -175,21 +177,23 @@ class Description(NamedTuple):
 
     def __str__(self) -> str:
         """Return it for a terminal."""
-        sentences = (wrapped(printable(sentence)) for sentence in self.sentences)
-        return "\n".join([render(HEADER, self.rows), LEGEND, "", *sentences, printable(self.line)])
+        lines = [f"{CAPTION}:", "", render(HEADER, self.rows), "", wrapped(LEGEND), ""]
+        lines += [wrapped(printable(sentence)) for sentence in self.sentences]
+        lines.append(printable(self.line))
+        return "\n".join(lines)
 
 
 def describe(evidence: Evidence, config: Any = None) -> Description:
     """Return the description of the first steps of a run, which has this configuration."""
     reversed, untied, tied = (f"{share:.1%}" for share in evidence.changed_orders)
     orders = (
-        f"Of the pairs of samples of one prompt, GDPO reverses the order of {reversed}. It orders "
-        f"{untied} that GRPO ties, and ties {tied} that GRPO orders."
+        f"Take two answers to the same prompt. In {reversed} of all such pairs, GDPO prefers one "
+        f"and GRPO the other. In {untied}, GDPO alone prefers one, and in {tied}, GRPO alone does."
     )
     weights_K, is_kept = evidence.keeping_weights()
-    keeps = "No weights with GRPO's shares were found. These repeat the spreads of the rewards:"
+    keeps = "No weights keep the balance that GRPO gives now. These repeat the spreads:"
     if is_kept:
-        keeps = "With these weights, each reward has under GDPO the share that it has under GRPO:"
+        keeps = "To keep the balance that GRPO gives now, use these weights with GDPO:"
     columns = evidence.ranges.items(), *map(_shares, evidence.updates)
     rows = [[name, f"{size:.3g}", *of] for (name, size), *of in zip(*columns, strict=True)]
     sentences = [orders, keeps]

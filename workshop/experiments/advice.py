@@ -15,7 +15,7 @@ from verl_gdpo.tools.advice import GDPO, Evidence, Update
 
 GROUPS, SAMPLES, DUMPS = 20_000, 8, 2_000  # of a population, of a group, of a structure
 SIZES = ((2, 4), (3, 8), (10, 8), (30, 16))  # steps and groups of a step
-ESTIMATORS = ("GRPO", "GRPO by ranges", "GDPO")
+ESTIMATORS = ("GRPO", "GRPO by range", "GDPO")
 
 Structure = Callable[[Floats, Floats, Floats], list[Any]]
 # of uniform numbers: two a sample, and one a group, which is how easy its prompt is

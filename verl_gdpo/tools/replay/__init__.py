@@ -16,7 +16,7 @@ import numpy as np
 from verl_gdpo.algorithm.zero import SAME_STD
 from verl_gdpo.terminal import printable, render, shorten, width_of
 from verl_gdpo.tools.advice import TITLE, Evidence, describe
-from verl_gdpo.tools.replay.arms import ARMS, OF_A_REWARD, Arm, key_of, read_run
+from verl_gdpo.tools.replay.arms import OF_A_REWARD, Arm, key_of, read_run, shown_arms
 from verl_gdpo.tools.replay.comparison import OF_SCORE, Group, Replay, StepReport
 from verl_gdpo.tools.run_folder.dump_reader import (
     HOW,
@@ -45,16 +45,17 @@ reward leaves out the others: replay prints the line with all of them.
   verl-gdpo replay ROLLOUT_DATA_DIR --scorer my_rewards.py:compute_score --arm gdpo
 
 The exit code is 1 if the run's own settings do not reproduce the logged advantages."""
+HEADER = ("step", "samples", "correlation", "distance", "no signal", "tied pairs", "spread")
 LEGEND = f"""\
-a | b          a is for the advantages that are compared with, b for the alternative
-correlation    between the two advantages of each rollout
-distance       mean |difference| after each is divided by its std, because scales differ.
-               Groups that are silent in both do not count in the std
-silent groups  share of groups in which every advantage is 0
-tied pairs     share of pairs in a group with different rewards, but the same advantage
-std            standard deviation of a step's advantages
-Advantages are the same, or 0, up to {SAME_STD:g} of their step's std. A line for several steps
-holds means over the steps, weighted by their rollouts."""
+a | b        a is of the advantages that are compared with, b of the arm above the table
+correlation  of the two advantages of each sample
+distance     mean |difference| of the two, each divided by its spread, because scales differ.
+             Groups without a signal in both do not count in the spread
+no signal    share of the groups in which every advantage is 0
+tied pairs   share of the pairs of a group with different rewards, but the same advantage
+spread       standard deviation of a step's advantages
+Advantages are the same, or 0, up to {SAME_STD:g} of their step's spread. A line for several steps
+holds means over the steps, weighted by their samples."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,9 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     add("folder", type=Path, metavar="DIR", help="a run's folder, its rollouts/, or one dump")
     add("overrides", nargs="*", metavar="key=value")
     add("--config", type=Path, help="the run's configuration, if it is not in DIR")
-    add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
+    add("--scorer", metavar="NAME", help=f"scores the samples again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
-    add("--arm", action="append", default=[], metavar="NAME", help=f"one of {', '.join(ARMS)}")
+    arms = f"one of {', '.join(shown_arms())}"
+    add("--arm", action="append", default=[], metavar="NAME", help=arms)
     add("--steps", type=step_range, metavar="FIRST:LAST", help="these steps only; or one step")
     add("--top", type=int, default=3, help="number of groups to show for each alternative (3)")
     return parser
@@ -136,11 +138,12 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
 
 def _print(replay: Replay, path: Path | None, left_out: Sequence[Path]) -> bool:
     """Print all of it; return whether the run's settings reproduce the logged advantages."""
-    rollouts = sum(len(step.columns[replay.reference].A_B) for step in replay.steps)
+    samples = sum(len(step.columns[replay.reference].A_B) for step in replay.steps)
     source = f"the run's settings are in {path}"
     if path is None:
         source = "no configuration of the run was found, so the defaults are used"
-    print(f"{len(replay.steps)} steps, {rollouts:,} rollouts; {source}")
+    steps = "1 step" if len(replay.steps) == 1 else f"{len(replay.steps)} steps"
+    print(f"{steps}, {samples:,} samples; {source}")
     for dump in left_out:
         print(f"Step {dump.stem} is left out, because {dump} has no end: {WRITING}.")
     for arm in (replay.own, *replay.alternatives):
@@ -208,16 +211,15 @@ def _value(value: object) -> str:
 
 def step_table(steps: Sequence[StepReport], name: str) -> str:
     """Return a table of `name` against the reference; the last line is for all steps."""
-    header = ["step", "rollouts", "correlation", "distance", "silent groups", "tied pairs", "std"]
     parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
     rows = [_step_row([steps[i] for i in part], name) for part in parts]
     if len(steps) > 1:
         rows.append(["all", *_step_row(steps, name)[1:]])
-    return render(header, rows)
+    return render(HEADER, rows)
 
 
 def _step_row(steps: Sequence[StepReport], name: str) -> list[str]:
-    """Return a table row with the means over the steps, weighted by their rollouts."""
+    """Return a table row with the means over the steps, weighted by their samples."""
     pairs = [(next(iter(step.columns.values())), step.columns[name]) for step in steps]
     sizes = [len(reference.A_B) for reference, _ in pairs]
 

@@ -33,6 +33,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/es
     path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]
     for path in sorted((RECIPES / "estimator").glob("*.yaml"))
 }
+# these take the two steps of GDPO apart, which few people ask for
+NOT_SHOWN = ("gdpo_no_batch_norm", "grpo_batch_norm")
 COMPUTED = ("gdpo", "grpo")  # estimators
 # an arm changes how rewards are normalised; these keys of `gdpo` keep their values from the run
 KEPT_BY_ARMS_IN_GDPO = ("rewards", "rubric_weights", "eps")
@@ -133,6 +135,11 @@ class Arm:
         block = self.algorithm.get("gdpo") or {}
         values |= {f"algorithm.gdpo.{key}": value for key, value in block.items()}
         return " ".join(line_of(key, value) for key, value in values.items() if value is not None)
+
+
+def shown_arms() -> list[str]:
+    """Return the names of the arms that a help text lists; `as_arm` takes the others too."""
+    return [name for name in ARMS if name not in NOT_SHOWN]
 
 
 def key_of(override: str) -> str:

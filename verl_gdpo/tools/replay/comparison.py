@@ -122,11 +122,11 @@ class Rescored:
         self.not_the_sum += not _close(score, total)
 
     def __str__(self) -> str:
-        text = f"--scorer gives the dumped score in {self.same:,} of {self.rollouts:,} rollouts."
+        text = f"--scorer gives the dumped score in {self.same:,} of {self.rollouts:,} samples."
         if not self.not_the_sum:
             return text
         return (
-            f"{text} WARNING: in {self.not_the_sum:,} rollouts its `score` is not the sum of its "
+            f"{text} WARNING: in {self.not_the_sum:,} samples its `score` is not the sum of its "
             "rewards. All of them count, unless algorithm.gdpo.rewards names some"
         )
 

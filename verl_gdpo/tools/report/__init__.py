@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     ):
         message = f"the run's {what}; give it once for each RUN, in their order"
         add(option, action="append", default=[], type=Path, metavar=metavar, help=message)
-    add("--scorer", metavar="NAME", help=f"scores the rollouts again: {HOW}")
+    add("--scorer", metavar="NAME", help=f"scores the samples again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")
     arguments = parser.parse_args(argv)
     chosen = [pair for named in arguments.arm for pair in _runs_of(named, parser)]

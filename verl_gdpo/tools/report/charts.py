@@ -49,11 +49,11 @@ OF_TRAINING = {
     "critic/advantages/max": ("Largest advantage", "", ZERO),
     "response_length/mean": ("Response length", "mean tokens", ZERO),
     "response_length/clip_ratio": ("Responses as long as the longest", "share", SHARE),
-    "gdpo/no_signal": ("Groups without a gradient", "share", SHARE),
+    "gdpo/no_signal": ("Groups without a signal", "share of groups", SHARE),
 }
 # {statistic of each reward: the same}
 OF_EACH_REWARD = {
-    "share": ("Share of each reward in the advantage", SMOOTHED, SHARE),
+    "share": ("How much of the update comes from each reward", f"share, {SMOOTHED}", SHARE),
     "correlation": ("Correlation of each reward with the advantage", SMOOTHED, CORRELATION),
     "varies": ("Groups in which a reward differs", f"share of groups, {SMOOTHED}", SHARE),
     "missing": ("Samples without a reward", f"share of samples, {SMOOTHED}", SHARE),

@@ -211,7 +211,7 @@ def ignored_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Sym
         yield Symptom(
             f"ignored {name}",
             share.start < least.start and share.mean() < least.mean() and varies > 2 * CONSTANT,
-            f"{name} differs in {varies:.0%} of the groups, and its share of the advantage is "
+            f"{name} differs in {varies:.0%} of the groups, and its share of the update is "
             f"{share.mean():.1%}: the updates ignore it",
             "Raise its weight. If another reward cancels it, make one the condition of the other",
         )
