@@ -1,4 +1,4 @@
-"""What becomes of rewards a turn when the policy decides when to stop: docs/rewards_a_turn.md.
+"""What becomes of rewards a turn when the policy decides when to stop: workshop/turns.md.
 
 python -m workshop.turns prints the table of that page. A session has one to five turns: after each,
 a policy with one parameter goes on with probability p. Each turn has a reward, and the end has

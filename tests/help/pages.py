@@ -8,7 +8,7 @@ FILES = {path.as_posix() for path in tracked_files()}
 PAGES = {
     name: (REPO / name).read_text()
     for name in sorted(FILES)
-    if re.fullmatch(r"(docs/|recipes/)?[^/]+\.md", name)
+    if re.fullmatch(r"(docs/|recipes/|workshop/(\w+/)?)?[^/]+\.md", name)
 }
 
 

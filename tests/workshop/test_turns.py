@@ -1,4 +1,4 @@
-"""docs/rewards_a_turn.md has the numbers of the simulation."""
+"""workshop/turns.md has the numbers of the simulation."""
 
 from pages import PAGES
 
@@ -6,4 +6,4 @@ from workshop import turns
 
 
 def test_the_table_in_the_document():
-    assert turns.table() in PAGES["docs/rewards_a_turn.md"]
+    assert turns.table() in PAGES["workshop/turns.md"]
