@@ -52,7 +52,7 @@ SETTINGS = {
         """Of GRPO's sum, the judge is nearly all: a format of 0 or 1 is less than its noise of 10.
 GDPO normalises each reward by itself. Dividing the judge by 100 by hand does nearly the same:
 ./run_demo.sh arms=grpo,gdpo,grpo_divided. Time does not help GRPO: after 150 steps, it had no
-format left. docs/evidence.md has all seeds.""",
+format left. workshop/experiments/RESULTS.md has all seeds.""",
     ),
     "bonus": harm(
         "bonus",

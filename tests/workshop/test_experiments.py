@@ -21,12 +21,14 @@ from workshop.experiments.map import pictures as map_pictures
 from workshop.experiments.results import Trained
 from workshop.experiments.trainer import compare, pictures
 
+RESULTS = "workshop/experiments/RESULTS.md"
+
 # --- the tables and pictures of the pages ---------------------------------------------------------
 
 
 def table(page, heading, header):
     """The rows of a table under a heading of a page, each as the texts of its cells."""
-    part = PAGES[f"docs/{page}"].split(f"\n{heading}")[1]
+    part = PAGES[page].split(f"\n{heading}")[1]
     lines = part.split(f"\n{header}")[1].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -39,7 +41,7 @@ def table(page, heading, header):
     ],
 )
 def test_the_comparisons_of_an_edition(edition, gains, matters):
-    rows = table("evidence.md", f"## {edition}", "| setting | GDPO minus | rival | GDPO |")
+    rows = table(RESULTS, f"## {edition}", "| setting | GDPO minus | rival | GDPO |")
     for row, ((setting, rival), gain) in zip(rows, gains().items(), strict=True):
         title, *numbers = row[:5]
         assert title.removesuffix(" (decides nothing)") == compare.SETTINGS[setting].title
@@ -49,7 +51,7 @@ def test_the_comparisons_of_an_edition(edition, gains, matters):
 
 
 def test_the_other_endpoints_of_the_first_edition():
-    rows = table("evidence.md", "## First edition", "| setting | GDPO minus | large reward |")
+    rows = table(RESULTS, "## First edition", "| setting | GDPO minus | large reward |")
     for row, (setting, rival) in zip(rows, compare.COMPARISONS, strict=True):
         shown = []
         for name in ("large reward", "declared score"):
@@ -69,7 +71,7 @@ GDPO_HARMS = (
     *(("bonus", "answer"), ("length", "correct"), ("noise_3", "answer")),
     *(("failures_10", "answer"), ("exclude", "answer")),
 )
-PAGE = "when_gdpo_helps.md"
+PAGE = "docs/when_gdpo_helps.md"
 
 
 def test_where_only_gdpo_helps_in_the_simulation():
@@ -114,7 +116,7 @@ def test_where_gdpo_harms_in_verls_trainer():
 )
 def test_each_seed_of_the_demonstration(setting, header, rewards):
     shown = {}
-    for seed, *numbers in table("evidence.md", "## The demonstration", header):
+    for seed, *numbers in table(RESULTS, "## The demonstration", header):
         shown[int(seed)] = numbers
     for seed, numbers in shown.items():
         for reward, form in rewards.items():
@@ -125,14 +127,39 @@ def test_each_seed_of_the_demonstration(setting, header, rewards):
     assert [*shown] == [*demonstration.ends(setting, "gdpo", reward)]
 
 
+# (what is compared, reward, digits) of the rows of the users' page that are of the demonstration
+SPEAKS_FOR = (
+    *(("judge", "format", 2), ("judge", "judge", 1)),
+    *(("model", "keyword", 2), ("model", "words", 2), ("model", "ending", 2)),
+)
+
+
+def test_the_table_of_the_page_for_users():
+    rows = table("docs/evidence.md", "## What speaks for GDPO", "| rewards | runs | of |")
+    shown = [[cells[1], *cells[3:]] for cells in rows]
+    expected = []
+    for setting, reward, digits in SPEAKS_FOR:
+        gain = demonstration.difference(setting, reward)
+        over_divided = demonstration.difference(setting, reward, over="grpo_divided")
+        runs = len(gain.values)
+        expected.append([str(runs), gain.text(digits), over_divided.text(digits)])
+    gains = compare.bonferroni()
+    for setting in ("20_to_1", "by_prompt"):
+        over = [gains[setting, rival].text(2) for rival in compare.RIVALS]
+        expected.append([str(len(compare.seeds_of(setting))), *over])
+    assert shown == expected
+
+
 def test_the_pictures_are_those_of_the_page(tmp_path, monkeypatch):
-    (tmp_path / "evidence").mkdir()
-    monkeypatch.setattr(command, "DOCS", tmp_path)
+    for folder in ("map", "trainer"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(command, "HERE", tmp_path)
     monkeypatch.setattr(sys, "argv", ["workshop.experiments"])
     command.main()
-    linked = re.findall(r"\]\(evidence/([^)]+png)\)", PAGES["docs/evidence.md"])
-    for folder in (tmp_path / "evidence", REPO / "docs/evidence"):
-        assert {*linked} == {path.name for path in folder.glob("*.png")}
+    linked = re.findall(r"\]\((\w+/[^)]+png)\)", PAGES[RESULTS])
+    for folder in (tmp_path, (REPO / RESULTS).parent):
+        drawn = {path.relative_to(folder).as_posix() for path in folder.glob("*/*.png")}
+        assert {*linked} == drawn
 
 
 @pytest.mark.parametrize("figure", ["first", "second"])
@@ -264,7 +291,7 @@ def test_a_policy_earns_what_it_samples(monkeypatch):
 
 
 def test_the_commands_of_gpus():
-    [loop] = re.findall(r"^for seed in .*?^done", PAGES["docs/evidence.md"], re.M | re.S)
+    [loop] = re.findall(r"^for seed in .*?^done", PAGES[RESULTS], re.M | re.S)
     lines = loop.replace("\\\n", " ").replace("$seed", "3").splitlines()[1:-1]
     configs = {}
     for script, *keys in map(shlex.split, lines):

@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/evidence.md from the committed results.
+"""Draws the pictures of workshop/experiments/RESULTS.md from the committed data.
 
-python -m workshop.experiments              # docs/evidence/*.png
+python -m workshop.experiments              # map/map.png, trainer/*.png
 python -m workshop.experiments --advice     # prints the numbers of docs/advice.md
 """
 
@@ -11,7 +11,7 @@ from workshop.experiments import advice
 from workshop.experiments.map import pictures as map_pictures
 from workshop.experiments.trainer import pictures as trainer_pictures
 
-DOCS = Path(__file__).parents[2] / "docs"
+HERE = Path(__file__).parent
 
 
 def main() -> None:
@@ -25,8 +25,8 @@ def main() -> None:
         for what, numbers in advice.rows():
             print(f"| {what} | {numbers} |")
         return
-    map_pictures.draw(DOCS / "evidence")
-    trainer_pictures.draw(DOCS / "evidence")
+    map_pictures.draw(HERE / "map")
+    trainer_pictures.draw(HERE / "trainer")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The picture of the map in docs/evidence.md. Draws only."""
+"""The picture of the map in workshop/experiments/RESULTS.md. Draws only."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/evidence.md. Draws only."""
+"""The pictures of workshop/experiments/RESULTS.md. Draws only."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
