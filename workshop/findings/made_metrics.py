@@ -3,9 +3,9 @@
 A run has paths without noise, which a fault may change, and then draws its metrics around them. The
 sizes of the noise are those of real runs of this repository. In 79 trainings with verl's trainer
 (workshop/experiments/RESULTS.md), the mean of 128 binary rewards scatters 1.00 to 1.05 times as
-much as a binomial number. In two runs without a GPU (60 steps), the logarithms scatter by .10 (entropy), .28
-(gradient norm), .22 (KL), .24 (largest advantage) and .06 (length), without correlation from step
-to step. `Noise` adds correlation and heavy tails.
+much as a binomial number. In two runs without a GPU (60 steps), the logarithms scatter by .10
+(entropy), .28 (gradient norm), .22 (KL), .24 (largest advantage) and .06 (length), without
+correlation from step to step. `Noise` adds correlation and heavy tails.
 """
 
 import math
