@@ -13,6 +13,16 @@ PAGES = {
 
 
 def rows_after(page, header):
-    table = PAGES[page].split(header)[1].split("\n\n")[0]
-    lines = [line for line in table.splitlines() if line.startswith("| `")]
-    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+    """The rows whose first cell is code, each as the texts of its cells without their marks."""
+    rows = [row for row in cells_after(page, header) if row[0].startswith("`")]
+    return [[cell.strip("`") for cell in row] for row in rows]
+
+
+def cells_after(page, header, heading=""):
+    """The rows of the first such table after a heading of a page, each as the texts of its cells.
+
+    header: how the first line of the table begins.
+    """
+    part = PAGES[page].split(f"\n{heading}", 1)[1]
+    lines = part.split(f"\n{header}")[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

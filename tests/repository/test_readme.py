@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from pages import FILES, PAGES, rows_after
+from pages import FILES, PAGES, cells_after, rows_after
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
@@ -207,17 +207,21 @@ def test_the_messages_in_the_answers_are_the_codes():
 def test_the_versions_are_the_same_everywhere():
     # pip takes newer ones too, which `lookup.look_into_untested` asks for their names
     assert f'"verl{REQUIRED_VERL}",' in (REPO / "pyproject.toml").read_text()
-    for page in ("README.md", "docs/trainers.md"):
+    for page in ("README.md", "docs/status.md", "docs/trainers.md"):
         assert f"verl {' and '.join(TESTED_VERL)}" in " ".join(PAGES[page].split())
 
 
 def test_the_versions_in_the_table_of_trainers_are_tested():
     """By `nox -s verl`, and by the default tests on what is pinned."""
-    table = PAGES["docs/trainers.md"].split("## Supported versions")[1].split("\n## ")[0]
-    rows = dict(re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \|", table, re.M))
+    trainers = set()
+    named = set()
+    for trainer, _, _, versions, _ in cells_after("docs/status.md", "| trainer | engines |"):
+        trainers |= {*re.findall(r"`(\w+)`", trainer)}
+        named |= {*re.findall(r"\d+\.\d+\.\d+", versions)}
     v1 = {"sync", "colocate_async", "separate_async"}
-    assert {*rows} == v1 | {"legacy", "one_step_off_policy", "fully_async_policy"}
-    named = {version for versions in rows.values() for version in versions.split(", ")}
+    assert trainers == v1 | {"legacy", "one_step_off_policy", "fully_async_policy"}
+    batches = rows_after("docs/trainers.md", "| trainer | the batch |")
+    assert {re.match(r"\w+", trainer)[0] for trainer, _ in batches} == trainers
     pinned = re.findall(r"^verl==([\d.]+) ", (REPO / "requirements/cpu.txt").read_text(), re.M)
     by_nox = re.findall(r'"verl==([\d.]+)"', (REPO / "noxfile.py").read_text())
     assert named == {*by_nox} | {*pinned}

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 import torch
-from pages import PAGES
+from pages import PAGES, cells_after
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
@@ -26,13 +26,6 @@ RESULTS = "workshop/experiments/RESULTS.md"
 # --- the tables and pictures of the pages ---------------------------------------------------------
 
 
-def table(page, heading, header):
-    """The rows of a table under a heading of a page, each as the texts of its cells."""
-    part = PAGES[page].split(f"\n{heading}")[1]
-    lines = part.split(f"\n{header}")[1].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
 @pytest.mark.parametrize(
     ("edition", "gains", "matters"),
     [
@@ -41,7 +34,7 @@ def table(page, heading, header):
     ],
 )
 def test_the_comparisons_of_an_edition(edition, gains, matters):
-    rows = table(RESULTS, f"## {edition}", "| setting | GDPO minus | rival | GDPO |")
+    rows = cells_after(RESULTS, "| setting | GDPO minus | rival | GDPO |", f"## {edition}")
     for row, ((setting, rival), gain) in zip(rows, gains().items(), strict=True):
         title, *numbers = row[:5]
         assert title.removesuffix(" (decides nothing)") == compare.SETTINGS[setting].title
@@ -51,7 +44,7 @@ def test_the_comparisons_of_an_edition(edition, gains, matters):
 
 
 def test_the_other_endpoints_of_the_first_edition():
-    rows = table(RESULTS, "## First edition", "| setting | GDPO minus | large reward |")
+    rows = cells_after(RESULTS, "| setting | GDPO minus | large reward |", "## First edition")
     for row, (setting, rival) in zip(rows, compare.COMPARISONS, strict=True):
         shown = []
         for name in ("large reward", "declared score"):
@@ -75,7 +68,7 @@ PAGE = "docs/when_gdpo_helps.md"
 
 
 def test_where_only_gdpo_helps_in_the_simulation():
-    rows = table(PAGE, "## Where only GDPO helps", "| rewards | share of | GRPO |")
+    rows = cells_after(PAGE, "| rewards | share of | GRPO |", "## Where only GDPO helps")
     for row, (setting, reward) in zip(rows, ONLY_GDPO_HELPS, strict=True):
         arms = ("grpo", "grpo_divided", "gdpo")
         means = [bandit.mean(setting, reward, arm) for arm in arms]
@@ -84,7 +77,7 @@ def test_where_only_gdpo_helps_in_the_simulation():
 
 
 def test_where_gdpo_harms_in_the_simulation():
-    rows = table(PAGE, "## Where GDPO harms", "| rewards | GRPO | GDPO |")
+    rows = cells_after(PAGE, "| rewards | GRPO | GDPO |", "## Where GDPO harms")
     for row, (setting, reward) in zip(rows, GDPO_HARMS, strict=True):
         grpo, gdpo, kept = (
             bandit.mean(setting, reward, arm) for arm in ("grpo", "gdpo", "gdpo_kept")
@@ -94,7 +87,7 @@ def test_where_gdpo_harms_in_the_simulation():
 
 
 def test_where_gdpo_harms_in_verls_trainer():
-    rows = table(PAGE, "## Where GDPO harms", "| setting | GRPO | GDPO |")
+    rows = cells_after(PAGE, "| setting | GRPO | GDPO |", "## Where GDPO harms")
     for row, (setting, gain) in zip(rows, demonstration.harms().items(), strict=True):
         grpo, gdpo, kept = (
             f"{demonstration.mean(setting, arm, 'answer'):.2f}"
@@ -116,7 +109,7 @@ def test_where_gdpo_harms_in_verls_trainer():
 )
 def test_each_seed_of_the_demonstration(setting, header, rewards):
     shown = {}
-    for seed, *numbers in table(RESULTS, "## The demonstration", header):
+    for seed, *numbers in cells_after(RESULTS, header, "## The demonstration"):
         shown[int(seed)] = numbers
     for seed, numbers in shown.items():
         for reward, form in rewards.items():
@@ -135,7 +128,7 @@ SPEAKS_FOR = (
 
 
 def test_the_table_of_the_page_for_users():
-    rows = table("docs/evidence.md", "## What speaks for GDPO", "| rewards | runs | of |")
+    rows = cells_after("docs/evidence.md", "| rewards | runs | of |", "## What speaks for GDPO")
     shown = [[cells[1], *cells[3:]] for cells in rows]
     expected = []
     for setting, reward, digits in SPEAKS_FOR:

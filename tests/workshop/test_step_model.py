@@ -1,7 +1,7 @@
-"""What is computed of a step on GPUs: the table of recipes/README.md, and its basis."""
+"""What is computed of a step on GPUs: the table of docs/status.md, and its basis."""
 
 import pytest
-from composed_recipes import RECIPES
+from pages import PAGES
 
 from workshop.benchmarks import step_model
 from workshop.benchmarks.step_model import FLOPS_SHARES, GPUS, TOOL_RL, seconds
@@ -44,4 +44,4 @@ def test_the_papers_eight_gpus_are_in_the_range_and_its_one_is_not():
 
 
 def test_the_table_in_the_document():
-    assert step_model.table() in (RECIPES / "README.md").read_text()
+    assert step_model.table() in PAGES["docs/status.md"]
