@@ -22,8 +22,8 @@ OPENING = "<think> "
 STEPS = 2
 LOW, HIGH = 0.2, 0.8
 FUNCTIONS = """\
-def short(generated_tokens, **_):
-    return 1.0 if generated_tokens < 30 else 0.0
+def short(extra_info, **_):
+    return 1.0 if extra_info["generated_tokens"] < 30 else 0.0
 
 def names_a_tool(answer_str, **_):
     return float('"name"' in answer_str)
@@ -104,9 +104,13 @@ def test_groups_are_kept_by_the_mean_of_a_reward(run, step):
     assert len(groups) == BATCH
     for formats in groups.values():
         assert LOW <= mean(formats) <= HIGH
-    metrics = run.steps()[step]
-    assert metrics["gdpo/form__format/groups_outside"] > 0
-    assert 0 < metrics["gdpo/filter_kept"] < 1
+
+
+def test_some_groups_are_dropped_for_their_mean(run):
+    steps = [run.steps()[step] for step in range(1, STEPS + 1)]
+    # A step may have none by chance.
+    assert max(metrics["gdpo/form__format/groups_outside"] for metrics in steps) > 0
+    assert min(metrics["gdpo/filter_kept"] for metrics in steps) < 1
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
