@@ -189,7 +189,7 @@ for _ in range(50):
     threading.Thread(target=fill).start()
 """,
 }
-PROMISED_FILES = 4096  # of docs/sandbox.md
+PROMISED_FILES = 4096  # of docs/safety.md
 
 
 # A program begins when the watch holds its folder.
