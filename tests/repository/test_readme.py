@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from dataclasses import fields
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from verl_gdpo.algorithm.settings import (
     SettingsError,
 )
 from verl_gdpo.algorithm.variants import VARIANTS
+from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.scoring.function_list import check_entry, entries_of, options_of_entry
 from verl_gdpo.scoring.judge import Judge
 from verl_gdpo.scoring.limits import KEYS as LIMITS
@@ -183,6 +185,37 @@ def test_the_examples_of_rewards_are_read():
         "length": RewardTerm(0.5, Condition("correctness", 1.0), "zero"),
         "format": RewardTerm({0: 1.0, 100: 0.5}),
     }
+
+
+def test_the_first_settings_in_the_answers_are_the_recipes():
+    rows = {row[0]: row[1:] for row in rows_after("docs/faq.md", "| recipe | model |")}
+    files = {path.stem: path for path in (REPO / "recipes" / "task").glob("*.yaml")}
+    assert {*rows} == {*files}
+    for name, (model, rate, samples, prompts, coefficient) in rows.items():
+        recipe = yaml.safe_load(files[name].read_text())
+        policy = recipe["actor_rollout_ref"]
+        assert policy["model"]["path"].endswith(f"/{model}")
+        assert policy["actor"]["optim"]["lr"] == rate  # YAML takes 1e-6 for a text
+        assert policy["rollout"]["n"] == int(samples)
+        assert recipe["data"]["train_batch_size"] == int(prompts)
+        assert policy["actor"]["kl_loss_coef"] == float(coefficient)
+
+
+def test_the_script_in_the_answers_composes():
+    """On verl's own configuration, and without a GPU beside the folder of our recipes."""
+    section = PAGES["docs/faq.md"].split("### How does my own script look, in full?")[1]
+    block = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1]
+    found = re.findall(r"^(\w+)=\((.*?)\)$", block, re.MULTILINE | re.DOTALL)
+    words = {name: shlex.split(text) for name, text in found}
+    folder, recipes, *hardware = words["cpu"]
+    assert (folder, recipes) == ("--config-dir", "$(verl-gdpo recipes)")
+    on_gpus = compose_config(None, "ppo_trainer", words["mine"] + words["gpu"])
+    without_gpu = compose_config(REPO / "recipes", "ppo_trainer", hardware + words["mine"])
+    assert (on_gpus.trainer.device, on_gpus.actor_rollout_ref.rollout.name) == ("cuda", "vllm")
+    assert (without_gpu.trainer.device, without_gpu.actor_rollout_ref.rollout.name) == ("cpu", "hf")
+    for config in (on_gpus, without_gpu):
+        settings = settings_of_run(config)
+        assert settings.rewards == {"correct": RewardTerm(1.0), "short": RewardTerm(0.5)}
 
 
 def test_the_error_of_several_mistakes_is_shown():
