@@ -33,7 +33,9 @@ async function look(frame) {
   const style = what => frame.contentWindow.getComputedStyle(what);
   const box = e => e.getBoundingClientRect(), Key = frame.contentWindow.KeyboardEvent;
   const press = key => plot.dispatchEvent(new Key('keydown', { key }));
-  const first = all('header, .screen figure, .screen aside').map(e => box(e).bottom);
+  const first = all('header, .screen figure, .screen .card').map(e => box(e).bottom);
+  const overflows = e => e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1;
+  const numbers = all('figure')[0].querySelectorAll('.u-series:not(.points) .u-value');
   const link = one('a[data-first]'), figure = one(link.hash), plot = figure.querySelector('.plot');
   const live = figure.querySelector('.live'), scrolls = all('.scroll');
   const seen = {
@@ -46,6 +48,8 @@ async function look(frame) {
       .map(e => e.name).filter(name => !name.startsWith('data:')),
     shadows: scrolls.filter(e => shadowed(style(e))).length, tables: scrolls.length,
     background: style(page.body).backgroundColor,
+    cut: all('#findings, #advice, .card, .u-legend, #results .scroll').filter(overflows).length,
+    legend: [...numbers].map(e => e.textContent), results: one('#results table').textContent,
   };
   link.click();
   await until(() => live.textContent && page.activeElement === plot);
@@ -135,6 +139,11 @@ def test_the_page_in_a_browser(report, tmp_path):
         assert frame["tables"] == frame["shadows"] == 2
         if int(frame["asked"]) > 1000:
             assert frame["lowest"] < HEIGHT
+        # nothing is cut, and a legend has the numbers of the table
+        assert frame["cut"] == 0
+        step, *ends = frame["legend"]
+        assert step == "30" and len(ends) == 4
+        assert all(end in frame["results"] for end in ends)
         brightness = sum(map(int, re.findall(r"\d+", frame["background"])))
         assert brightness < 150 if frame["dark"] else brightness > 600
         # the finding leads to its step, in the chart that shows it; and the keyboard goes on
