@@ -171,7 +171,7 @@ def test_fewer_than_five_runs_have_a_line_each_and_more_a_band():
         return [(line.label, line.kind, line.values) for line in drawn]
 
     assert lines(1) == [("gdpo", "", [0.0])]
-    assert lines(2) == [("gdpo, gdpo0", "", [0.0]), ("gdpo, gdpo1", "", [1.0])]
+    assert lines(2) == [("gdpo0", "", [0.0]), ("gdpo1", "", [1.0])]
     assert lines(5) == [("gdpo", "", [2.0]), ("gdpo", "low", [1.0]), ("gdpo", "high", [3.0])]
 
 

@@ -200,9 +200,14 @@ def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1)
     else:
         parts = [RunsOfArm(arm.name, [run]) for run in arm.runs]
     for part in parts:
-        name = label if is_band or len(arm.runs) == 1 else f"{label}, {part.runs[0].name}"
+        name = label if is_band or len(arm.runs) == 1 else _named_run(label, part.runs[0])
         for edge, curve in over_runs(part, read, smooth).items():
             yield Line(name, [*curve], [*curve.values()], look, edge)
+
+
+def _named_run(label: str, run: Run) -> str:
+    """The label of one run's line; legends have little room, so that none says a name twice."""
+    return run.name if run.name.startswith(label) else f"{label}, {run.name}"
 
 
 def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
