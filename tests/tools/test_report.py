@@ -26,6 +26,7 @@ from verl_gdpo.tools.report.page import (
     prompt_end,
     response_start,
     signed,
+    with_interval,
     write,
 )
 from verl_gdpo.tools.report.runs import Run, is_of_one_run, over_runs, read_arms, trailing_mean
@@ -283,6 +284,12 @@ def test_of_a_large_group_some_rollouts_are_shown(tmp_path):
     # 39 and 0 are the best and the worst: both rewards rise with the number
     assert [found.rollouts[i].rewards["correctness"] for i in (0, -1)] == [39, 0]
     assert f"{ROLLOUTS_SHOWN} of 40 samples." in write(build_page([run]), tmp_path).read_text()
+
+
+def test_an_interval_is_not_broken_over_lines_and_a_name_is_no_markup():
+    expected = '91% <span class="interval">[70%, 103%]</span>'
+    assert with_interval("91% [70%, 103%]") == expected
+    assert with_interval("a <b>") == "a &lt;b&gt;"
 
 
 def test_numbers_and_long_texts():
