@@ -35,6 +35,9 @@ _WHEN_IMPORTED = (
         "auto_set_device",
         "verl_gdpo.hooks.driver:check_and_set_device",
         needs=("config",),
+        lost=(
+            "our functions are imported late; with python -m, what run_ppo does is not done either"
+        ),
     ),
     Extension(
         "verl.trainer.main_ppo",
@@ -44,24 +47,30 @@ _WHEN_IMPORTED = (
             "config",
             "task_runner_class",
         ),
+        lost="unknown keys are not refused, and nodes are not compared",
     ),
     Extension(
         "verl.trainer.ppo.utils",
         "need_critic",
         "verl_gdpo.hooks.lookup:refuse_configuration",
         needs=("config",),
+        lost="gdpo is refused later, when the trainer is made",
     ),
     Extension(
         "verl.trainer.ppo.core_algos",
         "get_adv_estimator_fn",
         "verl_gdpo.hooks.lookup:find_estimator",
         needs=("name_or_enum",),
+        lost="verl's own gdpo would compute the advantages",
+        ends_run=True,
     ),
     Extension(
         "verl.experimental.reward_loop.reward_manager.registry",
         "get_reward_manager_cls",
         "verl_gdpo.hooks.lookup:find_manager",
         needs=("name",),
+        lost="verl's own manager gdpo would score",
+        ends_run=True,
     ),
     # Ours is a subclass of it.
     Extension(
@@ -84,6 +93,7 @@ _WHEN_IMPORTED = (
         "verl_gdpo.hooks.agent_loop:run_and_note",
         needs=("trajectory",),
         others=("sampling_params", "agent_name"),
+        lost="reward functions cannot tell a validation: a run that asks ends at its first sample",
     ),
     Extension(
         "verl.experimental.agent_loop.agent_loop",
@@ -93,29 +103,37 @@ _WHEN_IMPORTED = (
             "outputs",
             "kwargs",
         ),
+        lost="answers of tools would be scored as the policy's own tokens",
+        ends_run=True,
     ),
     Extension(
         "verl.experimental.agent_loop.agent_loop",
         "AgentLoopWorker._postprocess",
         "verl_gdpo.hooks.agent_loop:postprocess_without_columns",
         needs=("inputs",),
+        lost="rewards that the first sample lacks would be left out",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.agent_loop_tq",
         "_settle_session_tasks",
         "verl_gdpo.hooks.agent_loop:settle",
         needs=("tasks",),
+        lost="a run with functions of a group ends at its first sample",
     ),
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer.__init__",
         "verl_gdpo.hooks.trainer:construct",
         needs=("config",),
+        lost="nothing of the trainer would be extended",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer._setup",
         "verl_gdpo.hooks.trainer:set_up",
+        lost="reward workers are asked at the first step, and not before",
     ),
     Extension(
         "verl.trainer.ppo.v1.utils",
@@ -123,12 +141,16 @@ _WHEN_IMPORTED = (
         "verl_gdpo.hooks.trainer:compute_and_note",
         needs=("data",),
         others=("batch_keys", "adv_estimator"),
+        lost="dropped samples would count in verl's estimators, and dumps would have no advantages",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer._create_dataloader",
         "verl_gdpo.hooks.legacy:create_dataloader",
         others=("train_dataset", "val_dataset", "collate_fn", "train_sampler"),
+        lost="nothing of the trainer would be extended",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
@@ -147,18 +169,22 @@ _WHEN_IMPORTED = (
             "adv_estimator",
             "config",
         ),
+        lost="legacy: nobody would look at the rows",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.reward",
         "extract_reward",
         "verl_gdpo.hooks.legacy:extract_with_columns",
         needs=("batch",),
+        lost="legacy: validation and dumps have no rewards",
     ),
     Extension(
         "verl.trainer.ppo.reward",
         "get_custom_reward_fn",
         "verl_gdpo.hooks.custom_function:load_custom_function",
         needs=("config",),
+        lost="verl loads the reward file itself, and does not check what its function takes",
     ),
     Extension(
         "verl.trainer.ppo.reward",
@@ -170,6 +196,7 @@ _WHEN_IMPORTED = (
         "compute_data_metrics",
         "verl_gdpo.hooks.legacy:compute_all_metrics",
         needs=("batch",),
+        lost="legacy: the metrics of gdpo are lost",
     ),
     Extension(
         "verl.trainer.ppo.metric_utils",
@@ -180,6 +207,7 @@ _WHEN_IMPORTED = (
             "sample_uids",
             "infos_dict",
         ),
+        lost="a validation with None as a reward cannot be averaged by some versions of verl",
     ),
     # Ray keeps the methods of an actor's class before it makes one.
     Extension(
@@ -188,21 +216,27 @@ _WHEN_IMPORTED = (
         "verl_gdpo.hooks.legacy:construct_trainer",
         needs=("config",),
         others=("tokenizer", "role_worker_mapping", "resource_pool_manager"),
+        lost="nothing of the trainer would be extended",
+        ends_run=True,
     ),
     Extension(
         "verl.experimental.fully_async_policy.fully_async_trainer",
         "FullyAsyncTrainer.fit",
         "verl_gdpo.hooks.legacy:fit_trainer",
+        lost="settings would be read anew at each step, without what the tasks declare",
+        ends_run=True,
     ),
     Extension(
         "verl.experimental.fully_async_policy.fully_async_rollouter",
         "FullyAsyncRollouter.fit",
         "verl_gdpo.hooks.legacy:fit_rollouter",
+        lost="a run whose rollouter failed ends with exit code 0",
     ),
     Extension(
         "verl.experimental.fully_async_policy.fully_async_rollouter",
         "FullyAsyncRollouter._streaming_generation_main",
         "verl_gdpo.hooks.legacy:generate_and_note",
+        lost="a run whose rollouter failed ends with exit code 0",
     ),
 )
 
@@ -213,12 +247,18 @@ _AT_CONSTRUCTION = (
         "PPOTrainer._init_dataloader",
         "verl_gdpo.hooks.trainer:init_dataloader",
         at_construction=True,
+        lost=(
+            "ground truths are not read before a model is loaded, nor bounds for a dataset "
+            "class of your own"
+        ),
     ),
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer._build_replay_buffer",
         "verl_gdpo.hooks.trainer:build_replay_buffer",
         at_construction=True,
+        lost="nobody would look for samples that could not be scored",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
@@ -226,6 +266,7 @@ _AT_CONSTRUCTION = (
         "verl_gdpo.hooks.trainer:fit",
         others=("agent_loop_manager",),
         at_construction=True,
+        lost="an actor that died is not named",
     ),
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
@@ -236,6 +277,8 @@ _AT_CONSTRUCTION = (
             "metrics",
         ),
         at_construction=True,
+        lost="nobody would look at the rows",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
@@ -243,6 +286,7 @@ _AT_CONSTRUCTION = (
         "verl_gdpo.hooks.trainer:log_rollout_data",
         others=("batch", "timing_raw", "rollout_data_dir"),
         at_construction=True,
+        lost="dumps have no rewards and advantages",
     ),
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
@@ -251,6 +295,7 @@ _AT_CONSTRUCTION = (
         needs=("reward_extra_infos_dict",),
         others=("inputs", "outputs", "gts", "scores", "dump_path"),
         at_construction=True,
+        lost="dumps have no rewards and advantages",
     ),
     Extension(
         "verl.trainer.ppo.v1.trainer_base",
@@ -259,6 +304,7 @@ _AT_CONSTRUCTION = (
         needs=("data_sources", "sample_uids", "reward_extra_infos_dict"),
         others=("sample_turns",),
         at_construction=True,
+        lost="validation also averages notes, and samples to which a reward does not apply",
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
@@ -266,12 +312,14 @@ _AT_CONSTRUCTION = (
         "verl_gdpo.hooks.replay_buffer:sample",
         others=("global_steps", "partition_id", "batch_size"),
         at_construction=True,
+        lost="a validation counts samples that could not be scored as 0",
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._sync_metadata_from_transfer_queue",
         "verl_gdpo.hooks.replay_buffer:sync_metadata",
         at_construction=True,
+        lost="a run whose rollouts are lost does not end",
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
@@ -279,6 +327,7 @@ _AT_CONSTRUCTION = (
         "verl_gdpo.hooks.replay_buffer:clear_groups",
         needs=("partition_id", "uids"),
         at_construction=True,
+        lost="errors of samples in groups that verl drops are not seen",
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
@@ -287,6 +336,7 @@ _AT_CONSTRUCTION = (
         needs=("partition_id",),
         others=("eviction_reasons",),
         at_construction=True,
+        lost="with full_determinism, a batch depends on which prompts finish first",
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
@@ -295,6 +345,7 @@ _AT_CONSTRUCTION = (
         needs=("partition_id", "sampleable_keys"),
         others=("batch_size",),
         at_construction=True,
+        lost="a batch depends on which prompts finish first",
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
@@ -303,6 +354,7 @@ _AT_CONSTRUCTION = (
         needs=("selected_prompt_uids", "partition_snapshot"),
         others=("partition_id",),
         at_construction=True,
+        lost="the order of rows depends on which prompts finish first",
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
@@ -311,6 +363,9 @@ _AT_CONSTRUCTION = (
         needs=("global_steps",),
         others=("partition_id",),
         at_construction=True,
+        lost=(
+            "a run with weights that have a schedule, and dynamic sampling, ends at its first step"
+        ),
     ),
     Extension(
         "verl.trainer.ppo.v1.replay_buffer",
@@ -318,12 +373,16 @@ _AT_CONSTRUCTION = (
         "verl_gdpo.hooks.replay_buffer:filtered_keys",
         needs=("partition_id",),
         at_construction=True,
+        lost="verl would filter groups by the summed reward",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer.fit",
         "verl_gdpo.hooks.legacy:fit",
         at_construction=True,
+        lost="settings would be read anew at each step, without what the tasks declare",
+        ends_run=True,
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
@@ -331,6 +390,7 @@ _AT_CONSTRUCTION = (
         "verl_gdpo.hooks.legacy:get_gen_batch",
         others=("batch",),
         at_construction=True,
+        lost="a run with weights that have a schedule ends at its first sample",
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
@@ -342,6 +402,7 @@ _AT_CONSTRUCTION = (
         ),
         others=("timing_raw", "rollout_data_dir"),
         at_construction=True,
+        lost="dumps have no rewards and advantages",
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
@@ -350,6 +411,7 @@ _AT_CONSTRUCTION = (
         needs=("reward_extra_infos_dict",),
         others=("inputs", "outputs", "gts", "scores", "dump_path"),
         at_construction=True,
+        lost="dumps have no rewards and advantages",
     ),
     Extension(
         "verl.trainer.ppo.ray_trainer",
@@ -358,6 +420,7 @@ _AT_CONSTRUCTION = (
         needs=("data_sources", "sample_uids", "reward_extra_infos_dict"),
         others=("sample_turns",),
         at_construction=True,
+        lost="validation also averages notes, and samples to which a reward does not apply",
     ),
 )
 

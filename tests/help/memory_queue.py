@@ -7,6 +7,8 @@ import torch
 import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
 
+from verl_gdpo.algorithm.values import ROLLOUT_KEY
+
 
 class MemoryQueue:
     """Counts what is read: {(field, number of rows): times}."""
@@ -25,6 +27,9 @@ class MemoryQueue:
             key = f"{uid}_{session}_0"
             self.tags[key] = (partition, {"response_len": length, "seq_len": length + 2})
             score = float(info.get("score", 0.0))
+            # as our agent loop workers mark each row
+            rollout = {"generated_tokens": length, "tool_seconds": 0.0}
+            info = {ROLLOUT_KEY: rollout, **info}
             self.rows[key] = {
                 "uid": uid,
                 "data_source": "d",

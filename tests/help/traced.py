@@ -8,12 +8,19 @@ from pathlib import Path
 import ray
 
 import verl_gdpo
-from verl_gdpo.hooks.extend import load_all
+from verl_gdpo.hooks.extend import load_all, record_of
 
 PACKAGE = f"{Path(verl_gdpo.__file__).parent}/"
 # imports, and what only reads a key of verl
 PASSED_BY = ("<module>", "of_text", "of_uids")
-MECHANISM = ("cpu/", "hooks/call.py", "hooks/extend.py", "hooks/lookup.py", "hooks/refusal.py")
+MECHANISM = (
+    "cpu/",
+    "hooks/call.py",
+    "hooks/extend.py",
+    "hooks/lookup.py",
+    "hooks/net.py",
+    "hooks/refusal.py",
+)
 
 
 class Trace:
@@ -57,6 +64,7 @@ def modules_of_a_step(stage, trainer, sources):
     They stand in the order in which a rollout is in verl's processes: agent loop worker, reward
     worker, trainer. The workers are traced until they end.
     """
+    record_of(trainer).ask_reward_workers(trainer)  # as verl's set-up does before the first step
     (loops,), (rewards,) = stage.loops.agent_loop_workers, stage.rewards.reward_loop_workers
     ray.get(loops.__ray_call__.remote(trace_agent_loops))
     ray.get(rewards.__ray_call__.remote(trace_rewards, sources))

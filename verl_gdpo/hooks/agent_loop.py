@@ -22,6 +22,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.values import AGENT_SCORE_KEY, OF_AGENT_LOOPS, ROLLOUT_KEY
+from verl_gdpo.hooks import net
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import Function, attach, record_of
@@ -37,7 +38,8 @@ MASK_RUNS = "gdpo_mask_runs"
 INFO = "reward_extra_info"
 # A column of True stands beside a column `INFO` of ours, because verl may have one of its own.
 IS_OURS = "gdpo_is_ours"
-_validates: ContextVar[bool] = ContextVar("verl_gdpo_validates", default=False)
+# None: verl has not said it here; see `run_and_note`.
+_validates: ContextVar[bool | None] = ContextVar("verl_gdpo_validates", default=None)
 # {task of a session that runs: the sessions of its prompt}
 _groups: dict[Any, "_Sessions"] = {}
 
@@ -118,7 +120,11 @@ async def compute_and_mark(call: Call) -> Any:
     own_score = last.reward_score
     tool_seconds = sum(output.metrics.tool_calls for output in outputs)
     fields[TOOL_SECONDS] = tool_seconds
-    fields[IS_VALIDATION] = _validates.get()
+    is_validation = _validates.get()
+    if is_validation is None:
+        net.warn_of("AgentLoopWorker._run_agent_loop")
+    else:
+        fields[IS_VALIDATION] = is_validation
     fields[MASK_RUNS] = runs_of(last.response_mask)
 
     group = None
@@ -135,7 +141,7 @@ async def compute_and_mark(call: Call) -> Any:
     if own_score is not None:
         fields[INFO] = _with_own_score(fields.get(INFO) or {}, own_score)
     # A colocated reward model scores later, in the trainer. A validation has no step to dump.
-    if INFO in fields and not _validates.get():
+    if INFO in fields and not is_validation:
         rollout = {"generated_tokens": sum(last.response_mask), TOOL_SECONDS: tool_seconds}
         fields[INFO] = {**fields[INFO], ROLLOUT_KEY: rollout}
     return None

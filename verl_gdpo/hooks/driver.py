@@ -8,13 +8,9 @@ file as `__main__`, which no import hook sees, so its `run_ppo` is extended in t
 The main modules of `one_step_off_policy` and `fully_async_policy` import that file as a module.
 """
 
-import sys
-from pathlib import Path
 from typing import Any
 
-import verl
-
-from verl_gdpo.hooks import run_keys
+from verl_gdpo.hooks import net, run_keys
 from verl_gdpo.hooks.before_training import probing, sources_in, training_sources
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run, uses_gdpo_manager
@@ -37,12 +33,12 @@ def check_and_set_device(call: Call) -> Any:
     if names_gdpo(config):
         load_all()
     refuse_gdpo(config)
-    main = sys.modules["__main__"]
-    file_of_verl = Path(verl.__path__[0], "trainer", "main_ppo.py").resolve()
-    file_of_main = Path(getattr(main, "__file__", None) or "").resolve()
+    main = net.verls_main()
     # A script of the user's imports the module of `run_ppo`, which the import hook has seen.
-    if file_of_main == file_of_verl:
+    if main is not None:
         extend_module(main, [each for each in table if each.module == MAIN])
+        if names_gdpo(config):
+            net.warn_of_idle_start()
     return call.hand_on()
 
 

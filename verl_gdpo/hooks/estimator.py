@@ -19,6 +19,7 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import RewardError
+from verl_gdpo.hooks import net
 from verl_gdpo.hooks.advantage_step import AdvantageStep, current_step
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.configuration import KL_IN_REWARD
@@ -99,6 +100,7 @@ def _step_of_columns(columns: Mapping[str, Any], uids: Any, algorithm: Any) -> A
     """
     record = record_of(fitting.get())
     if record is not None:
+        net.refuse_unseen_batch(fitting.get())
         settings: GdpoSettings = record.settings
     else:
         settings = read_settings(algorithm or {})

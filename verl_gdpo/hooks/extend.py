@@ -50,6 +50,8 @@ class Extension:
         instance alone; else as soon as verl has imported the module.
     only_for: what needs it, and what to do without it; gdpo itself does not need it then.
     table: one of `TABLES`.
+    lost: what is lost if verl goes past ours, although it has the name; see `net.py`.
+    ends_run: whether other numbers would then be trained, so that the first step ends the run.
     """
 
     module: str
@@ -60,6 +62,8 @@ class Extension:
     at_construction: bool = False
     only_for: str = ""
     table: str = "core"
+    lost: str = ""
+    ends_run: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -71,6 +75,11 @@ class Extension:
         """The name as messages give it."""
         parameters = f"({','.join(self.needs)})" if self.needs else ""
         return f"{self.module}:{self.path}{parameters}"
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition(".")[2]
 
     def is_missing(self) -> bool:
         """Return whether the installed verl lacks the name or one of the parameters."""
@@ -173,15 +182,50 @@ def extend_module(
 def extend_instance(instance: Any, kind: str, record: Any) -> None:
     """Give a record to an instance, and extend the methods of the class `kind` that it has."""
     attach(instance, record)
+    for extension in rows_of_kind(kind):
+        owner = owner_of_method(type(instance), extension.name)
+        if owner is not None:
+            _replace(owner, extension.name, extension)
+
+
+def rows_of_kind(kind: str) -> list[Extension]:
+    """Return the rows for the methods of a class that are extended when an instance is made."""
+    rows = []
     for extension in table:
-        owner, _, name = extension.path.partition(".")
-        if not extension.at_construction or owner != kind:
-            continue
-        # The class that has the method may be verl's or a user's.
-        for each in type(instance).__mro__:
-            if name in vars(each):
-                _replace(each, name, extension)
-                break
+        owner = extension.path.partition(".")[0]
+        if extension.at_construction and owner == kind:
+            rows.append(extension)
+    return rows
+
+
+def owner_of_method(cls: type, name: str) -> type | None:
+    """Return the class that has a method, which may be verl's or a user's; None if none has."""
+    for each in cls.__mro__:
+        if name in vars(each):
+            return each
+    return None
+
+
+def place_of(extension: Extension) -> tuple[Any, str] | None:
+    """Return (owner, name) in verl's module; None if it is not loaded, or lacks the name."""
+    module = sys.modules.get(extension.module)
+    if module is None:
+        return None
+    try:
+        owner, name = _place(module, extension.path)
+        getattr(owner, name)
+    except AttributeError:
+        return None
+    return owner, name
+
+
+def has_ours(function: Any, extension: Extension) -> bool:
+    """Return whether ours stands for a function, below whatever stands around it."""
+    while function is not None:
+        if getattr(function, "verl_gdpo_extension", None) == extension:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def attach(instance: Any, record: Any) -> None:
@@ -295,8 +339,7 @@ def _turn(extension: Extension, args: tuple[Any, ...]) -> Iterator[Function]:
         yield load(extension.replacement, extension.is_required)
         return
     record = record_of(args[0])
-    method = extension.path.rpartition(".")[2]
-    call = (extension.table, method)
+    call = (extension.table, extension.name)
     if record is None or call in record.busy:
         yield call_original
         return

@@ -17,9 +17,10 @@ Relies on verl 0.9:
   trainer, which makes no dataloader; and that the run ends with what the `fit` of either raises.
 """
 
+import asyncio
 import inspect
 from collections import defaultdict
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,10 +30,16 @@ import torch
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import ABSENT, BatchRows, RowKey, columns_of
 from verl_gdpo.algorithm.settings import WHERE, GdpoSettings
-from verl_gdpo.algorithm.values import RewardError, as_numbers_or_text, check_names
+from verl_gdpo.algorithm.values import (
+    ROLLOUT_KEY,
+    RewardError,
+    as_numbers_or_text,
+    check_names,
+)
+from verl_gdpo.hooks import net
 from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
-from verl_gdpo.hooks.agent_loop import IS_OURS
+from verl_gdpo.hooks.agent_loop import INFO, IS_OURS
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.estimator import NO_REWARDS, fitting
 from verl_gdpo.hooks.extend import extend_instance, record_of
@@ -62,6 +69,8 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
                 "(trainer.use_v1=True)"
             )
         extend_instance(trainer, "RayPPOTrainer", record)
+        net.warn_of_idle_rows()
+        net.warn_of_idle_methods(trainer, "RayPPOTrainer")
     return record
 
 
@@ -82,6 +91,7 @@ def create_dataloader(call: Call) -> Any:
 def fit(call: Call) -> Any:
     """Let verl's functions know the trainer, and name an actor that died."""
     trainer = call.instance
+    record_of(trainer).ask_reward_workers(trainer)
     with _fitting(trainer):
         result = call.hand_on()
     # After a decorator, a coroutine function may not look like one. Its result does.
@@ -125,6 +135,8 @@ def log_rollout_data(call: Call) -> Any:
     """
     # A batch whose advantages were computed elsewhere has none, and the dump then says so.
     columns = call["batch"].non_tensor_batch
+    if KEYS not in columns:
+        net.refuse_unseen_batch(call.instance)
     keys = columns.get(KEYS, columns["uid"]).tolist()
     infos_with_keys = dict(call["reward_extra_infos_dict"])
     infos_with_keys["uid"] = keys
@@ -142,15 +154,25 @@ def compute_in_step(call: Call) -> Any:
     data = call["data"]
     adv_estimator = call["adv_estimator"]
     trainer = fitting.get()
+    # A loop of the user's may hand over another object than verl's DataProto.
+    columns = getattr(data, "non_tensor_batch", {})
+    if trainer is None and (adv_estimator == "gdpo" or IS_OURS in columns):
+        net.refuse_unknown_trainer()
     # Nobody has asked us to look at a loop of the user's with another estimator.
     if trainer is None and adv_estimator != "gdpo":
         return call.hand_on()
     # verl's own estimators use the summed reward, with what was added to it.
     if adv_estimator == "gdpo":
         refuse_penalty(data)
+    if trainer is not None:
+        _refuse_foreign_rows(trainer, columns)
+    net.refuse_foreign_estimator(adv_estimator)
     with _step_of(data, trainer, call.get("config")) as step:
         step.check(adv_estimator)
-        result = call.hand_on()
+        with net.naming_verls_estimator():
+            result = call.hand_on()
+    if adv_estimator == "gdpo" and step.scalars is None:
+        net.end_run("get_adv_estimator_fn")
     step.advantages = TokenAdvantages.of(result.batch)
     # The dump needs them, and the trainer may leave out rows before it.
     result.non_tensor_batch[KEYS] = np.array(step.keys, dtype=object)
@@ -167,6 +189,18 @@ def compute_in_step(call: Call) -> Any:
         metrics = record_of(trainer).keep(trainer, step, lengths, ids_of)
     result.meta_info[METRICS_KEY] = metrics
     return result
+
+
+def _refuse_foreign_rows(trainer: Any, columns: Mapping[str, Any]) -> None:
+    """Raise RuntimeError for rows that came from verl's workers without what ours do there."""
+    record_of(trainer).ask_reward_workers(trainer)
+    # What `compute_and_mark` adds has become a column like any other.
+    if ROLLOUT_KEY in columns:
+        net.end_run("AgentLoopWorker._postprocess")
+    # Rows of a trainer of the user's may come otherwise.
+    if IS_OURS in columns:
+        is_marked = any(ROLLOUT_KEY in info for info in columns[INFO])
+        net.refuse_unmarked_rows(trainer.config, is_marked=is_marked)
 
 
 def _step_of(data: Any, trainer: Any, algorithm: Any) -> AdvantageStep:
@@ -299,8 +333,12 @@ def compute_all_metrics(call: Call) -> Any:
     """Add the metrics in `meta_info[METRICS_KEY]`."""
     metrics = call.hand_on()
     # A script of the user's may hand over another object than verl's DataProto.
-    ours = getattr(call["batch"], "meta_info", {}).get(METRICS_KEY)
+    batch = call["batch"]
+    ours = getattr(batch, "meta_info", {}).get(METRICS_KEY)
     if ours is None:
+        # The advantages of this batch were computed without us.
+        if IS_OURS in getattr(batch, "non_tensor_batch", {}):
+            net.refuse_unseen_batch(fitting.get())
         return metrics
     return {**metrics, **ours}
 
@@ -366,9 +404,11 @@ async def generate_and_note(call: Call) -> Any:
 
 
 async def fit_rollouter(call: Call) -> Any:
-    """Raise what ended the generation."""
-    result = await call.hand_on()
+    """Raise what ended the generation; ask the reward workers, which the trainer has not."""
     record = record_of(call.instance)
+    if record is not None:
+        await asyncio.to_thread(record.ask_reward_workers, call.instance)
+    result = await call.hand_on()
     if record is not None and record.ended_by is not None:
         raise record.ended_by
     return result

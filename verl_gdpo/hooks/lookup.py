@@ -10,7 +10,7 @@ import functools
 import sys
 from typing import Any
 
-from verl_gdpo.hooks import extend
+from verl_gdpo.hooks import extend, net
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import Extension
 from verl_gdpo.hooks.refusal import (
@@ -30,7 +30,11 @@ LEGACY_TRAINER = "RayPPOTrainer."
 
 def refuse_configuration(call: Call) -> Any:
     """Raise RuntimeError if gdpo is configured and cannot run."""
-    refuse_gdpo(call["config"])
+    config = call["config"]
+    refuse_gdpo(config)
+    # verl's main module has called `check_and_set_device` by now.
+    if names_gdpo(config):
+        net.warn_of_idle_start()
     return call.hand_on()
 
 

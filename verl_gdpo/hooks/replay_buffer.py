@@ -25,8 +25,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import transfer_queue as tq
-
 from verl_gdpo.algorithm.failed_samples import drop_failed, refuse_failures
 from verl_gdpo.algorithm.group_filter import (
     SUM_METRICS,
@@ -39,12 +37,20 @@ from verl_gdpo.algorithm.settings import WHERE, GdpoSettings
 from verl_gdpo.algorithm.values import NOTES_KEY, check_names
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import record_of
+from verl_gdpo.hooks.net import end_run, warn_of
 from verl_gdpo.hooks.rollout_guard import Prompts, RolloutGuard
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
 
 VERLS = "verl.trainer.ppo.v1.replay_buffer"
+
+
+def _transfer_queue() -> Any:
+    """Import the package, which the legacy trainers need not have, as on verl's branch neo."""
+    import transfer_queue
+
+    return transfer_queue
 
 
 class KnownRow(NamedTuple):
@@ -83,7 +89,7 @@ def fetch_rows(
 
 def _fetched(keys: Sequence[str], partition_id: str) -> dict[str, KnownRow]:
     """Return {key: row} from TransferQueue; raise RewardError for a name that verl uses."""
-    fields = tq.kv_batch_get(
+    fields = _transfer_queue().kv_batch_get(
         keys=keys, partition_id=partition_id, select_fields=["extra_fields", "data_source"]
     )
     infos = []
@@ -100,7 +106,9 @@ def _fetched(keys: Sequence[str], partition_id: str) -> dict[str, KnownRow]:
 
 def response_ids(key: str, partition_id: str) -> list[int]:
     """Return the tokens of a row's response, which are fetched."""
-    fields = tq.kv_batch_get(keys=[key], partition_id=partition_id, select_fields=["responses"])
+    fields = _transfer_queue().kv_batch_get(
+        keys=[key], partition_id=partition_id, select_fields=["responses"]
+    )
     ids: list[int] = fields["responses"].unbind()[0].tolist()
     return ids
 
@@ -110,14 +118,15 @@ def zero_masks(batch: Any, is_dropped_B: Iterable[bool]) -> None:
     dropped = list(itertools.compress(batch.keys, is_dropped_B))
     if not dropped:
         return
-    fields = tq.kv_batch_get(
+    queue = _transfer_queue()
+    fields = queue.kv_batch_get(
         keys=dropped, partition_id=batch.partition_id, select_fields=["response_mask"]
     )
     none_BT = fields["response_mask"] * 0
     fields["response_mask"] = none_BT
     # verl's FSDP engine counts the tokens of a mini-batch by this second mask.
     fields["loss_mask"] = none_BT
-    tq.kv_batch_put(keys=dropped, partition_id=batch.partition_id, fields=fields)
+    queue.kv_batch_put(keys=dropped, partition_id=batch.partition_id, fields=fields)
 
 
 def _column(fields: Any, name: str) -> list[Any]:
@@ -138,6 +147,7 @@ class BufferRecord:
     known_rows: dict[str, KnownRow] = field(default_factory=dict)  # since the last advantage step
     settings: GdpoSettings | None = None  # None: verl's own rule filters groups
     metric: FilterMetric | None = None  # None: no rule filters groups
+    has_filtered: bool = False  # whether groups were classified here
     counts: FilterCounts = field(default_factory=FilterCounts)
     step: int | None = None
     samples: int = 1  # of a batch
@@ -192,8 +202,17 @@ class BufferRecord:
         return rows
 
     def take_rows(self, batch: Any, step: int) -> BatchRows:
-        """Return the rows of the batch of a step, and forget all: the next step has others."""
-        rows = fetch_rows(batch.keys, batch.partition_id, batch.tags, self.known_rows)
+        """Return the rows of the batch of a step, and forget all: the next step has others.
+
+        Raises:
+            RewardError: a sample has no score, and `sample` has not seen it.
+        """
+        for key, tag in zip(batch.keys, batch.tags, strict=True):
+            # verl adds padding after it has sampled.
+            if key not in self.known_rows and not tag.get("is_padding"):
+                warn_of("ReplayBuffer.sample")
+                break
+        rows = self.checked_rows(batch.keys, batch.partition_id, batch.tags)
         self.known_rows.clear()
         return replace(rows, step=step)
 
@@ -292,6 +311,7 @@ def filtered_keys(call: Call) -> Any:
     # A buffer of the user may lack the attribute.
     is_filtering = getattr(buffer, "filter_groups_metric", None) is not None
     if is_filtering and partition_id != "val":
+        record.has_filtered = True
         _classify_finished(buffer, record, partition_id)
     return call.hand_on()
 
@@ -386,6 +406,8 @@ def sample(call: Call) -> Any:
     rows = record.checked_rows(batch.keys, batch.partition_id, batch.tags)
     # Validation filters no groups, and so does not end what the filter counts.
     if batch.partition_id != "val" and record.metric is not None:
+        if not record.has_filtered:
+            end_run("ReplayBuffer._dapo_filtered_keys")
         record.metric.check_known(rows)
         metrics.update(record.metric.metrics())
         if record.settings is not None:

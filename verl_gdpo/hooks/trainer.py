@@ -35,6 +35,7 @@ from verl_gdpo.algorithm.values import (
     as_json,
     as_numbers_or_text,
 )
+from verl_gdpo.hooks import net
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages, current_step
 from verl_gdpo.hooks.before_training import (
     check_reward_workers,
@@ -85,6 +86,8 @@ class TrainerRecord:
     first_formats: FirstFormats = field(default_factory=FirstFormats)
     is_dumping_rollouts: bool = False
     queue_actors: dict[str, Any] = field(default_factory=dict)  # of V1
+    has_asked_workers: bool = False  # the reward workers, which manager they have
+    is_fitting: bool = False  # whether verl has called our `fit`; of V1
     ended_by: Exception | None = None  # of the rollouter of fully_async_policy
     busy: set[tuple[str, str]] = field(default_factory=set)  # see `extend.py`
 
@@ -159,6 +162,17 @@ class TrainerRecord:
         for warning in check_sources(trainer.config, trained, validated):
             logger.warning("verl-gdpo: %s", warning)
 
+    def ask_reward_workers(self, trainer: Any) -> None:
+        """Ask once which manager the trainer's reward workers have; see `check_reward_workers`."""
+        if self.has_asked_workers or not self.has_manager:
+            return
+        # A trainer of the user's may have them elsewhere, and that of fully_async_policy has none.
+        manager = getattr(trainer, "reward_loop_manager", None)
+        workers = getattr(manager, "reward_loop_workers", None)
+        if workers:
+            check_reward_workers(workers, self.sources)
+            self.has_asked_workers = True
+
     def keep(
         self,
         trainer: Any,
@@ -230,6 +244,8 @@ def construct(call: Call) -> Any:
         record = TrainerRecord.of(config)
         if record is not None:
             extend_instance(call.instance, "PPOTrainer", record)
+            net.warn_of_idle_rows()
+            net.warn_of_idle_methods(call.instance, "PPOTrainer")
     return call.hand_on()
 
 
@@ -253,8 +269,7 @@ def set_up(call: Call) -> Any:
     with naming_the_dead(trainer):
         result = call.hand_on()
     # The workers exist since verl's own set-up, and no step has been made yet.
-    if record.has_manager:
-        check_reward_workers(trainer.reward_loop_manager.reward_loop_workers, record.sources)
+    record.ask_reward_workers(trainer)
     return result
 
 
@@ -267,6 +282,7 @@ def init_dataloader(call: Call) -> Any:
 
 def fit(call: Call) -> Any:
     """Name the actor that died."""
+    record_of(call.instance).is_fitting = True
     with naming_the_dead(call.instance):
         return call.hand_on()
 
@@ -298,6 +314,7 @@ def build_replay_buffer(call: Call) -> Any:
     if trainer.config.algorithm.adv_estimator == "gdpo":
         of_buffer.filter_by(record.settings, getattr(buffer, "filter_groups_metric", None))
     extend_instance(buffer, "ReplayBuffer", of_buffer)
+    net.warn_of_idle_methods(buffer, "ReplayBuffer")
     return buffer
 
 
@@ -306,14 +323,22 @@ def compute_advantage(call: Call) -> Any:
     trainer = call.instance
     batch = call["batch"]
     record = record_of(trainer)
-    rows = record_of(trainer.replay_buffer).take_rows(batch, trainer.global_steps)
+    adv_estimator = trainer.config.algorithm.adv_estimator
+    rows = _rows_of_step(trainer, batch)
+    net.refuse_foreign_estimator(adv_estimator)
     with AdvantageStep(record.settings, rows) as step:
-        step.check(trainer.config.algorithm.adv_estimator)
+        step.check(adv_estimator)
         # verl's own padding has no tokens in the loss, and what was dropped just now still has.
         is_dropped_B = step.rows.is_padding_B & ~rows.is_padding_B
         if is_dropped_B.any():
             zero_masks(batch, is_dropped_B)
-        result = call.hand_on()
+        with net.naming_verls_estimator():
+            result = call.hand_on()
+    if adv_estimator == "gdpo" and step.scalars is None:
+        net.end_run("get_adv_estimator_fn")
+    # verl's own estimators have taken dropped samples for others of their groups.
+    if step.advantages is None and is_dropped_B.any() and adv_estimator != "gdpo":
+        net.end_run("compute_advantage_for_multi_trajectories")
     # The tokens are in TransferQueue, and the tags tell their number without fetching them.
     lengths = [tag["response_len"] for tag in batch.tags]
 
@@ -324,6 +349,25 @@ def compute_advantage(call: Call) -> Any:
     return result
 
 
+def _rows_of_step(trainer: Any, batch: Any) -> BatchRows:
+    """Return the rows of a batch.
+
+    Raises:
+        RewardError: a sample could not be scored.
+        RuntimeError: they came past what we do in the buffer, or in other processes.
+    """
+    of_buffer = record_of(trainer.replay_buffer)
+    if of_buffer is None:
+        net.end_run("PPOTrainer._build_replay_buffer")
+    rows: BatchRows = of_buffer.take_rows(batch, trainer.global_steps)
+    record = record_of(trainer)
+    record.ask_reward_workers(trainer)
+    if not record.is_fitting:
+        net.warn_of("PPOTrainer.fit")
+    net.refuse_unmarked_rows(trainer.config, is_marked=bool(rows.rollouts))
+    return rows
+
+
 def compute_and_note(call: Call) -> Any:
     """Add the advantages to the step of our trainers.
 
@@ -332,6 +376,7 @@ def compute_and_note(call: Call) -> Any:
     step = current_step()
     # Another trainer of this process, which has no gdpo, calls the same function.
     if step is None:
+        net.refuse_v1_without_step()
         return call.hand_on()
     is_padding_B = step.rows.is_padding_B
     if is_padding_B.any():

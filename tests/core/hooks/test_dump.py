@@ -206,6 +206,7 @@ def test_the_rows_of_a_dump(queue, tmp_path, estimator):
     for key, (tokens, seconds) in rollouts.items():
         info = queue.rows[key]["extra_fields"]["reward_extra_info"]
         info[ROLLOUT_KEY] = {"generated_tokens": tokens, "tool_seconds": seconds}
+    del queue.rows["v_1_0"]["extra_fields"]["reward_extra_info"][ROLLOUT_KEY]
     trainer = ours(tmp_path, f"algorithm.adv_estimator={estimator}")
     batch, metrics = step_of(trainer, 2)
     rows = read_dump(dump(trainer, batch))

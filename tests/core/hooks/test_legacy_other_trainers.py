@@ -40,8 +40,12 @@ def test_one_step_off_policy_from_rewards_to_metrics():
     for key in ("prompts", "responses"):
         data.batch[key] = data.batch["response_mask"].clone()
     data.batch["attention_mask"] = data.batch["response_mask"].repeat(1, 2)
-    data = trainer._fit_compute_advantage(trainer._fit_compute_reward(data))
-    trainer._fit_collect_metrics(data)
+    # as its constructor and its `fit` do
+    trainer.global_steps, trainer.train_dataset, trainer.val_dataset = 1, None, None
+    stand_in(legacy.create_dataloader, lambda self: None)(trainer)
+    with legacy._fitting(trainer):
+        data = trainer._fit_compute_advantage(trainer._fit_compute_reward(data))
+        trainer._fit_collect_metrics(data)
     expected = oracle.gdpo(REWARDS, GROUPS)
     assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert trainer.metrics["gdpo/correctness/min"] == -3.0

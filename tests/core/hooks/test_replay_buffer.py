@@ -382,6 +382,7 @@ def test_a_batch_is_checked_and_its_metrics_are_added(queue, partition):
     record.guard = Mock()
     batch = SimpleNamespace(keys=["u_0_0", "u_1_0"], partition_id=partition, tags=[{}, {}])
     record.metric.read(fetch_rows(batch.keys, partition, batch.tags, {}))
+    record.has_filtered = True  # as of `filtered_keys`
     result = stand_in(replay_buffer.sample, lambda *_: (batch, {"verl's": 1}))(made, 2)
     missing = {"gdpo/filter_metric_missing": 0.0} if partition == "train" else {}
     assert result == (batch, {"verl's": 1, **missing})
