@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     if name == "compute_gdpo_advantage":
-        from verl_gdpo.algorithm.advantage import compute_gdpo_advantage
-
+        try:
+            from verl_gdpo.algorithm.advantage import compute_gdpo_advantage
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError(
+                "verl_gdpo.compute_gdpo_advantage needs torch, which is not installed: "
+                "pip install torch"
+            ) from None
         return compute_gdpo_advantage
     raise AttributeError(f"module 'verl_gdpo' has no attribute {name!r}")

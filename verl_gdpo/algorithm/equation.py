@@ -13,6 +13,7 @@ the same steps, also for rewards that are missing, constant or cancel, for paddi
 This module knows tensors only: no text, no verl, no configuration of a run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from verl_gdpo.algorithm import zero
-from verl_gdpo.algorithm.settings import PAPER_EPS, Options
+from verl_gdpo.algorithm.settings import PAPER_EPS, Options, read_options
 from verl_gdpo.algorithm.values import LARGEST
 from verl_gdpo.algorithm.variants import Combine, checked_sum
 from verl_gdpo.algorithm.zero import Ranges, group_max, group_min, group_sum
@@ -63,6 +64,7 @@ def compute_gdpo_scalars(
     present_BK: Any = None,
     valid_B: Any = None,
     combine: Combine | None = None,
+    names: Sequence[str] | None = None,
     **options: Any,
 ) -> GdpoScalars:
     """Return z, S and A of each sample (steps 1 to 3).
@@ -75,6 +77,7 @@ def compute_gdpo_scalars(
             its group's statistics. With None, all rewards are present.
         valid_B: False for padding rows. With None, every row is a real sample.
         combine: function that replaces the weighted sum of step 2; see `variants`.
+        names: of the K rewards, for messages.
         options: the fields of `Options`.
 
     A reward that is constant in a group contributes exactly 0 there. A group with a single sample
@@ -87,7 +90,7 @@ def compute_gdpo_scalars(
             unknown or has a wrong value, or combine does not return B finite numbers.
         TypeError: group ids are neither all integers nor all strings.
     """
-    method = Options(**options)
+    method = read_options(options)
     batch = check_inputs(
         rewards_BK,
         group_ids,
@@ -97,6 +100,7 @@ def compute_gdpo_scalars(
         valid_B=valid_B,
         combine=combine,
         method=method,
+        names=names,
     )
     if method.group_norm == "summed":
         # GRPO adds the rewards before it normalises them, so there is one reward from here on.
@@ -236,6 +240,7 @@ def check_inputs(
     valid_B: Any,
     combine: Combine | None,
     method: Options,
+    names: Sequence[str] | None = None,
 ) -> Batch:
     """Return the arguments of `compute_gdpo_scalars` as a `Batch`, or raise what it raises."""
     if combine is not None and method.group_norm == "summed":
@@ -253,7 +258,7 @@ def check_inputs(
     weights_K = _weights(weights, (B, K), device)
     if combine is not None and weights_K.ndim == 2:
         raise ValueError("combine needs the same weights for all samples")
-    finite_BK = _finite(given_BK, there_BK)
+    finite_BK = _finite(given_BK, there_BK, names)
     group_B, G = group_index(group_ids, B, device)
     counted_B = zero.has_a_reward(there_BK, weights_K)
     if method.batch_norm == "token":
@@ -325,26 +330,37 @@ def _is_integer(kind: type) -> bool:
 
 
 def as_tensor(values: Any) -> Tensor:
-    """Return values as a tensor: arrays keep their dtype, and a tensor also keeps its device."""
+    """Return values as a tensor: arrays keep their dtype, and a tensor also keeps its device.
+
+    An array of objects, such as Python's numbers, becomes float64.
+    """
     if isinstance(values, Tensor):
         return values
     if isinstance(values, np.ndarray):
-        return torch.as_tensor(values)
+        dtype = values.dtype.newbyteorder("=")
+        if dtype.kind == "O":
+            dtype = np.dtype(np.float64)
+        # torch refuses negative strides and foreign bytes, and warns of memory that is read-only.
+        # Other arrays in the order of C are not copied.
+        return torch.from_numpy(np.require(values, dtype, ["C", "A", "W"]))
     # Python's floats have 64 bits, of which torch would keep 32.
-    return torch.as_tensor(values, dtype=torch.float64)
+    return torch.as_tensor(values, dtype=torch.float64, device="cpu")
 
 
-def _finite(given_BK: Tensor, present_BK: Tensor) -> Tensor:
+def _finite(given_BK: Tensor, present_BK: Tensor, names: Sequence[str] | None) -> Tensor:
     """Return rewards in float64, 0 where missing; raise ValueError for NaN, inf or too large."""
     rewards_BK = given_BK.to(torch.float64)
     # A NaN is not <= anything, so it counts as bad here.
     bad_BK = ~(rewards_BK.abs() <= LARGEST) & present_BK
     if bad_BK.any():
         row, column = bad_BK.nonzero()[0].tolist()
+        what = f"rewards_BK[{row}, {column}]"
+        if names is not None:
+            what = f"rewards_BK: reward {names[column]!r} of sample {row}"
         raise ValueError(
-            f"rewards_BK[{row}, {column}] is {rewards_BK[row, column].item()}; expected a finite "
-            f"number up to {LARGEST:g} (mark rewards that do not apply with present_BK, padding "
-            "with valid_B)"
+            f"{what} is {rewards_BK[row, column].item()}; expected a finite number up to "
+            f"{LARGEST:g}. Give None for a reward that does not apply, and say with valid_B which "
+            "rows are padding"
         )
     return torch.where(present_BK, rewards_BK, 0.0)
 
@@ -354,7 +370,7 @@ def _weights(weights: Any, shape: tuple[int, int], device: torch.device) -> Tens
     B, K = shape
     if weights is None:
         return torch.ones(K, dtype=torch.float64, device=device)
-    weights_K = torch.as_tensor(weights, dtype=torch.float64, device=device)
+    weights_K = as_tensor(weights).to(device, torch.float64)
     if weights_K.shape not in ((K,), (B, K)) or not (weights_K.abs() <= LARGEST).all():
         raise ValueError(
             f"weights: expected {K} finite numbers up to {LARGEST:g}, got {weights_K.tolist()}"
@@ -366,7 +382,7 @@ def _mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) ->
     """Return the mask as a bool tensor, all True for None; raise ValueError for another shape."""
     if mask is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
-    tensor = torch.as_tensor(mask, device=device)
+    tensor = as_tensor(mask).to(device)
     _check_shape(name, tensor, shape)
     return tensor.to(torch.bool)
 
@@ -375,7 +391,7 @@ def _token_counts(counts: Any, shape: tuple[int], device: torch.device) -> Tenso
     """Return the counts as a tensor of any dtype; raise ValueError for None or another shape."""
     if counts is None:
         raise ValueError("batch_norm='token' needs token_count_B, the response lengths")
-    tensor = torch.as_tensor(counts, device=device)
+    tensor = as_tensor(counts).to(device)
     _check_shape("token_count_B", tensor, shape)
     return tensor
 

@@ -83,6 +83,37 @@ class Options:
     """is added to the variance of the batch, before the square root"""
 
 
+def read_options(options: Mapping[str, Any]) -> Options:
+    """Return the keywords of a call as `Options`, or raise what names each that is wrong.
+
+    Raises:
+        TypeError: there is no option of this name.
+        ValueError: an option has a wrong value.
+    """
+    known = [each.name for each in fields(Options)]
+    for name in options:
+        if name not in known:
+            raise TypeError(unknown_option(name, known))
+    try:
+        return Options(**options)
+    except ValidationError as error:
+        reasons = []
+        for mistake in error.errors(include_url=False):
+            reasons.append(f"{mistake['loc'][0]}: got {mistake['input']!r}; {mistake['msg']}")
+        raise ValueError("; ".join(reasons)) from None
+
+
+def unknown_option(name: str, known: Sequence[str]) -> str:
+    """Return the message about a keyword that a function does not take, with those that it takes.
+
+    >>> unknown_option("batchnorm", ["eps", "batch_norm"])
+    "unknown option 'batchnorm'; did you mean 'batch_norm'? The options are eps, batch_norm"
+    """
+    guess = hint(name, known).partition("; did you mean ")[2]
+    question = f"; did you mean {guess}" if guess else "."
+    return f"unknown option {name!r}{question} The options are {', '.join(known)}"
+
+
 def hint(name: object, known: Sequence[str]) -> str:
     """Return the end of a message about an unknown name: the closest known name, or all of them.
 
