@@ -235,7 +235,7 @@ say "training; verl needs a minute or two to start. Everything it prints: $run/t
 say "checking the configuration meanwhile; a problem ends the run"
 [ -n "$manifest" ] || config+=("run_dir=$(quoted "$run")")
 options+=(--go-on "$(printf '%q ' "$root/run.sh" "$task" --resume "$run")")
-stage "$python" -m verl_gdpo.tools.run.launch --check "${options[@]}" --run-dir "$run" -- \
+stage "$python" -m verl_gdpo run --check "${options[@]}" --run-dir "$run" -- \
   "$python" -m verl.trainer.main_ppo "${config[@]}"
 # the launcher has said where the folder is, if somebody has moved it
 [ ! -d "$run" ] || stage "$python" -m verl_gdpo summary "$run"

@@ -6,7 +6,8 @@ import sys
 import textwrap
 import traceback
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 ADDRESS = ""  # of the public repository; empty: there is none, and no index has the package
@@ -20,6 +21,24 @@ EXTRAS = {
     **dict.fromkeys(("jinja2", "scipy", "pandas"), "plots"),
     **dict.fromkeys(("torch", "hydra", "pyarrow", "transformers", "huggingface_hub"), "verl"),
 }
+
+
+_prefixes: list[str] = []  # of the command that runs, before what it says on stderr
+
+
+@contextmanager
+def speaking_as(command: str) -> Iterator[None]:
+    """Begin what `note` prints in the block with the name of a command, such as verl-gdpo data."""
+    _prefixes.append(f"{command}: ")
+    try:
+        yield
+    finally:
+        _prefixes.pop()
+
+
+def note(text: str) -> None:
+    """Say something on stderr, in the name of the command if one runs."""
+    print("".join(_prefixes[-1:]) + printable(text), file=sys.stderr, flush=True)
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:

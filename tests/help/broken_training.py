@@ -82,13 +82,7 @@ class Training:
         self.starts += 1
         launcher = subprocess.Popen(
             [
-                *(
-                    sys.executable,
-                    "-m",
-                    "verl_gdpo.tools.run.launch",
-                    "--run-dir",
-                    str(self.folder),
-                ),
+                *(sys.executable, "-m", "verl_gdpo", "run", "--run-dir", str(self.folder)),
                 *("--time-limit", "900", "--"),
                 *command,
             ],

@@ -32,14 +32,14 @@ def children_of(folder):
     return [pid for pid in pids if is_alive(pid)]
 
 
-LAUNCHER = ["-m", "verl_gdpo.tools.run.launch"]
+LAUNCHER = ["-m", "verl_gdpo", "run"]
 # the launcher, whose limits are as good as none
 IMPATIENT = """
 import sys
 from verl_gdpo.tools.run import end_conditions
 from verl_gdpo.tools.run import launch
 end_conditions.FIRST_SECONDS = 0.5
-sys.exit(launch.main())
+sys.exit(launch.main(sys.argv[1:]))
 """
 
 

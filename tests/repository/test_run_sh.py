@@ -27,7 +27,7 @@ from verl_gdpo.tools.run.starts import StartManifest, now, write
 PYTHON = r"""#!/bin/bash
 call=$(mktemp "$CALLS/XXXXXX")
 printf '%s\0' "$PWD" "$@" >"$call"
-[[ $* != *verl_gdpo.tools.run.launch* ]] || exit "${LAUNCH_EXIT:-0}"
+[[ $* != *"verl_gdpo run "* ]] || exit "${LAUNCH_EXIT:-0}"
 """
 OWN_DATA = ("data.train_files=a", "data.val_files=b")
 
@@ -115,7 +115,7 @@ def overrides(arguments):
 
 def launched(checkout):
     """(run folder, what Hydra reads, the folder stood in) of the one training."""
-    folder, arguments = stages(checkout)["verl_gdpo.tools.run.launch"]
+    folder, arguments = stages(checkout)["verl-gdpo run"]
     return Path(arguments[arguments.index("--run-dir") + 1]), overrides(arguments), folder
 
 
@@ -133,8 +133,8 @@ def test_every_stage_of_a_run(checkout):
     done = call(checkout, "estimator=grpo")
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
-    assert sorted(ran) == ["data_prep", "verl-gdpo summary", "verl_gdpo.tools.run.launch"]
-    _, arguments = ran["verl_gdpo.tools.run.launch"]
+    assert sorted(ran) == ["data_prep", "verl-gdpo run", "verl-gdpo summary"]
+    _, arguments = ran["verl-gdpo run"]
     assert "--end-with-parent" in arguments
     (run,) = (checkout / "runs").iterdir()
     go_on = shlex.split(arguments[arguments.index("--go-on") + 1])
@@ -194,7 +194,7 @@ def test_another_task(checkout):
     done = run_sh(checkout, "gsm8k", "hardware=cpu")
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
-    assert overrides(ran["verl_gdpo.tools.run.launch"][1])["task"] == "gsm8k"
+    assert overrides(ran["verl-gdpo run"][1])["task"] == "gsm8k"
     assert ran["data_prep"][1][-3:] == ["--synthetic", "--out", f"{checkout}/data/gsm8k_tiny"]
     policy = ran["workshop.tiny_policy"][1][-4:]
     rows = f"{checkout}/data/gsm8k_tiny/train.parquet"
@@ -203,7 +203,7 @@ def test_another_task(checkout):
     ran, data = stages(checkout), checkout.parent / "deep" / "home" / "für my data"
     assert ran["data_prep"][1][-2:] == ["--out", f"{data}/gsm8k_tiny"]
     assert ran["workshop.tiny_policy"][1][-1] == f"{data}/gsm8k_policy"
-    assert overrides(ran["verl_gdpo.tools.run.launch"][1])["data_dir"] == str(data)
+    assert overrides(ran["verl-gdpo run"][1])["data_dir"] == str(data)
     *_, run = sorted((checkout / "runs").iterdir())
     assert run.name.startswith("gsm8k-")
     save_checkpoint(run / "checkpoints", 3)
@@ -228,9 +228,7 @@ def test_a_task_with_a_model_of_the_hub_needs_no_tiny_policy(checkout):
         ran = stages(checkout)
         assert "data_prep" in ran and "workshop.tiny_policy" not in ran
         assert downloaded(ran) == model
-        trained = overrides(ran["verl_gdpo.tools.run.launch"][1]).get(
-            "actor_rollout_ref.model.path"
-        )
+        trained = overrides(ran["verl-gdpo run"][1]).get("actor_rollout_ref.model.path")
         assert trained == (given[0].split("=")[1].strip("'") if given else None)
     run_sh(checkout, "gsm8k", "hardware=cpu")
     ran = stages(checkout)
@@ -259,7 +257,7 @@ def test_a_model_that_cannot_be_downloaded_ends_the_start(checkout):
     done = call(checkout, "actor_rollout_ref.model.path=org/other")
     assert done.returncode == 1
     assert "org/other" in done.stdout and "actor_rollout_ref.model.path=FOLDER" in done.stdout
-    assert "verl_gdpo.tools.run.launch" not in stages(checkout)
+    assert "verl-gdpo run" not in stages(checkout)
 
 
 def test_the_run_that_holds_the_folder_is_named(checkout):
@@ -330,8 +328,8 @@ def test_paths_are_relative_to_where_the_user_stands(checkout):
     call(checkout, "data.train_files=my.parquet", "--resume", "run/")
     ran = stages(checkout)
     assert ran["data_prep"][0] == checkout
-    assert ran["verl_gdpo.tools.run.launch"][0] == home
-    arguments = ran["verl_gdpo.tools.run.launch"][1]
+    assert ran["verl-gdpo run"][0] == home
+    arguments = ran["verl-gdpo run"][1]
     assert overrides(arguments)["data.train_files"] == "my.parquet"
     assert overrides(arguments)["run_dir"] == str(home / "run")
 
@@ -371,12 +369,11 @@ def test_a_resume_takes_the_configuration_of_the_run(checkout):
     done = call(checkout, "--resume", *more, hardware=None)
     assert (done.returncode, done.stderr) == (0, "")
     ran = stages(checkout)
-    run_modules = ["verl_gdpo.tools.run.launch", "verl_gdpo.tools.run.resume"]
-    assert sorted(ran) == ["verl-gdpo summary", *run_modules]
+    assert sorted(ran) == ["verl-gdpo run", "verl-gdpo summary", "verl_gdpo.tools.run.resume"]
     allowed = "++allow_change=[algorithm,data.val_files]"
     given = ["hardware=cpu", "task=tool_rl", "trainer.save_freq=1", allowed]
     assert ran["verl_gdpo.tools.run.resume"][1][2:] == [str(run), *given]
-    _, arguments = ran["verl_gdpo.tools.run.launch"]
+    _, arguments = ran["verl-gdpo run"]
     command = arguments[arguments.index("--") + 1 :]
     assert command[1:] == [
         *("-m", "verl.trainer.main_ppo", "--config-dir", "stored", "a b"),
@@ -419,7 +416,7 @@ def test_a_folder_of_any_name_is_resumed(checkout, name):
 
 def test_options_of_the_check_reach_it(checkout):
     call(checkout, "--allow-flat", "--seconds", "300", "estimator=grpo")
-    arguments = stages(checkout)["verl_gdpo.tools.run.launch"][1]
+    arguments = stages(checkout)["verl-gdpo run"][1]
     told = [text for text in arguments if text.startswith("--check-option")]
     assert told == ["--check-option=--allow-flat", "--check-option=--seconds=300"]
 
@@ -509,7 +506,7 @@ def test_the_recipes_fit_the_gpus_that_are_wanted(checkout, found, given, wanted
     assert done.stderr.startswith(f"tool_rl|{wanted}|task=tool_rl")
     assert f"hardware={expected['hardware']}\n" in done.stdout
     ran = stages(checkout)
-    arguments = ran["verl_gdpo.tools.run.launch"][1]
+    arguments = ran["verl-gdpo run"][1]
     read = overrides(arguments)
     assert {key: read[key] for key in expected} == expected
     given = arguments[arguments.index("train") + 1 :]
@@ -567,7 +564,7 @@ def test_who_names_the_hardware_goes_on_with_what_its_recipe_has(checkout):
     assert "GPU NVIDIA GB10: nvidia-smi says memory [N/A]" in done.stderr
     assert "give hardware=1gpu or hardware=8gpu" in done.stderr
     assert call(checkout, hardware="1gpu").returncode == 0
-    _, arguments = stages(checkout)["verl_gdpo.tools.run.launch"]
+    _, arguments = stages(checkout)["verl-gdpo run"]
     assert overrides(arguments)["hardware"] == "1gpu" and TOKENS not in overrides(arguments)
     # with places of its own, each configuration would be composed anew
     given = arguments[arguments.index("train") + 1 :]

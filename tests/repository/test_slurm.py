@@ -26,7 +26,7 @@ case "$*" in
     until [ "$(grep -c ' start --block ' "$CALLS")" -ge "$nodes" ]; do sleep .02; done ;;
   *token_hex*) echo 0123 ;;
   *recipes) echo /recipes ;;
-  *run.launch*)
+  *"verl_gdpo run "*)
     if [[ $* == *task=endless* ]]; then
       trap 'echo signalled >>"$CALLS"; exit 143' TERM
       kill -TERM "$JOB"
@@ -70,8 +70,8 @@ def test_a_job_starts_ray_everywhere_and_the_launcher_once(tmp_path):
     assert "--head --port=6379 --node-ip-address=10.0.0.7 " in starts[0]
     assert "--address=10.0.0.7:6379 --node-ip-address=10.0.0.7" in starts[1]
     config = "--config-dir /recipes --config-name train task=gsm8k run_dir=/shared/first"
-    (launched,) = [call for call in calls if "run.launch" in call]
-    assert launched.startswith("-m verl_gdpo.tools.run.launch --check --run-dir /shared/first -- ")
+    (launched,) = [call for call in calls if "verl_gdpo run " in call]
+    assert launched.startswith("-m verl_gdpo run --check --run-dir /shared/first -- ")
     joined = "trainer.nnodes=2 +ray_kwargs.ray_init.address=10.0.0.7:6379"
     assert launched.endswith(f"-m verl.trainer.main_ppo {config} {joined} ")
     composes(config.split()[4:] + joined.split())

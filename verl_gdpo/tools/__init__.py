@@ -1,4 +1,4 @@
-"""The subcommands of `verl-gdpo`: data, check, summary, evaluate, replay and report."""
+"""The subcommands of `verl-gdpo`: data, check, run, summary, evaluate, replay and report."""
 
 from pathlib import Path
 

@@ -32,10 +32,14 @@ PLAIN = "ppo_trainer"  # what `verl.trainer.main_ppo` takes without --config-nam
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what stands behind `python -m verl.trainer.main_ppo`, under Hydra's names."""
-    parser.add_argument("--config-dir", "-cd", type=Path, help="as in the training command")
-    parser.add_argument("--config-name", "-cn", default=PLAIN, help=f"default: verl's {PLAIN}")
-    parser.add_argument("--config-path", "-cp", help="as in the training command")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    about = "a folder of configurations, as in the training command"
+    parser.add_argument("--config-dir", "-cd", type=Path, metavar="FOLDER", help=about)
+    about = f"the configuration, as in the training command; default: verl's {PLAIN}"
+    parser.add_argument("--config-name", "-cn", default=PLAIN, metavar="NAME", help=about)
+    about = "the place of verl's configurations, as in the training command"
+    parser.add_argument("--config-path", "-cp", metavar="PLACE", help=about)
+    about = "the overrides of the training command"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=about)
 
 
 def compose_accepted(options: argparse.Namespace) -> tuple[Any, list[str]]:
@@ -74,27 +78,45 @@ def _why_refused(config: Any, override: str, message: str) -> str:
     return f"{override}: {message}"
 
 
+def file_of_verl(module: str) -> Path:
+    """Return the file of a module of verl's, which need not exist; it imports nothing.
+
+    Raises:
+        ValueError: verl is not installed.
+    """
+    verl = find_spec("verl")
+    if verl is None or verl.origin is None:
+        raise ValueError(f"verl is not installed for {sys.executable}, which runs this command")
+    parts = module.split(".")[1:]
+    return Path(verl.origin).parent.joinpath(*parts).with_suffix(".py")
+
+
 def compose_config(
-    config_dir: Path | None, config_name: str, overrides: Sequence[str], config_path: Any = None
+    config_dir: Path | None,
+    config_name: str,
+    overrides: Sequence[str],
+    config_path: Any = None,
+    main: Path | None = None,
 ) -> Any:
-    """Return the configuration that `verl.trainer.main_ppo` gets with these arguments.
+    """Return the configuration that a trainer of verl's gets with these arguments.
+
+    Args:
+        main: the file of the trainer; None for `verl.trainer.main_ppo`.
 
     Raises:
         ValueError: verl is not installed, or the folder does not exist.
         HydraException, OmegaConfBaseException: Hydra refuses the arguments.
     """
-    verl = find_spec("verl")
-    if verl is None or verl.origin is None:
-        raise ValueError(f"verl is not installed for {sys.executable}, which runs this command")
+    if main is None:
+        main = file_of_verl("verl.trainer.main_ppo")
     version.setbase(None)
-    main_ppo = str(Path(verl.origin).parent / "trainer" / "main_ppo.py")
-    search_path = create_automatic_config_search_path(main_ppo, None, config_path or "config")
+    search_path = create_automatic_config_search_path(str(main), None, config_path or "config")
     if config_dir is not None:
         if not config_dir.is_dir():
             raise ValueError(f"--config-dir {config_dir}: there is no such folder")
         before_hydras = SearchPathQuery(provider="schema")
         search_path.prepend("command-line", f"file://{config_dir.resolve()}", before_hydras)
-    Hydra.create_main_hydra2("main_ppo", search_path)
+    Hydra.create_main_hydra2(main.stem, search_path)
     try:
         config = compose(config_name, list(overrides), return_hydra_config=True)
     finally:

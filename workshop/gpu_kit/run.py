@@ -88,7 +88,7 @@ def run_stage(
     record |= {"command": list(stage.command), "steps": {}, "log": []}
     results.save()
     start = time.monotonic()
-    launcher = (place.python, "-m", "verl_gdpo.tools.run.launch", "--run-dir", str(folder))
+    launcher = (place.python, "-m", "verl_gdpo", "run", "--run-dir", str(folder))
     limits = ("--time-limit", str(limit_s), "--end-with-parent", "--")
     process = subprocess.Popen(
         [*launcher, *limits, *stage.command],

@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from launched import errors_of, logging_driver, start, step_line, with_steps
+from launched import driver, errors_of, logging_driver, start, step_line, with_steps
 
 from verl_gdpo.tools.run.console import Progress, end_report
 from verl_gdpo.tools.run.end_conditions import RunEnd
@@ -30,6 +30,26 @@ def test_progress_lines(tmp_path, capsys):
         "step    2  format 0.600  KL 0.0012  27 tokens  9.9 s",
         "step    2  validation  format 0.250",
     ]
+
+
+def test_steps_of_the_console_are_shown_where_no_file_logger_writes(tmp_path, capsys):
+    """As of a script of one's own, whose `trainer.logger` has the console alone."""
+    lines = "Total training steps: 2\\nstep:1 - gdpo/format/mean:0.5\\n"
+    body = f"print('{lines}', flush=True); time.sleep(.5); print('step:2 - gdpo/format/mean:0.6')"
+    launch(driver(tmp_path, body), tmp_path)
+    shown = [text.split("] ")[1] for text in capsys.readouterr().out.splitlines()]
+    assert shown == ["step    1  format 0.500", "step    2  format 0.600"]
+
+
+def test_the_file_logger_is_believed_and_not_the_console_too(tmp_path, capsys):
+    line = step_line(1, **{"gdpo/format/mean": 0.5})
+    body = (
+        "print('step:1 - gdpo/format/mean:0.7', flush=True); time.sleep(.05); "
+        f"open(os.environ['VERL_FILE_LOGGER_PATH'], 'w').write({line!r}); time.sleep(.5)"
+    )
+    launch(driver(tmp_path, body), tmp_path)
+    shown = [text.split("] ")[1] for text in capsys.readouterr().out.splitlines()]
+    assert shown == ["step    1  format 0.500"]
 
 
 def test_a_sign_of_life_says_whether_a_step_was_logged(tmp_path, capsys, monkeypatch):

@@ -96,7 +96,7 @@ def test_signals_end_every_process(tmp_path, number):
     output, _ = process.communicate(timeout=15)
     assert process.returncode == 128 + number
     assert not children_of(tmp_path)
-    assert output.decode() == "stopped at step 0; there is no checkpoint yet, so start anew\n"
+    assert output.decode() == f"stopped at step 0; {tmp_path}/checkpoints has no checkpoint yet\n"
 
 
 def test_a_run_that_is_stopped_says_how_it_goes_on_and_shows_no_log(tmp_path):
@@ -270,7 +270,7 @@ def test_what_cannot_start_is_said(tmp_path):
     (tmp_path / "file").touch()
     for folder, exit_code, why in [
         (tmp_path / "run", 1, r"FileNotFoundError: .*'/nowhere'"),
-        (tmp_path / "file" / "run", 2, r"verl_gdpo.tools.run.launch: \[Errno 20\] "),
+        (tmp_path / "file" / "run", 2, r"verl-gdpo run: \[Errno 20\] "),
     ]:
         words = launcher(folder, "--", "/nowhere")
         done = subprocess.run(words, capture_output=True, text=True)
@@ -279,9 +279,7 @@ def test_what_cannot_start_is_said(tmp_path):
 
 def test_the_run_ends_with_the_process_that_started_it(tmp_path):
     # a shell that is killed, as a script by the kernel: nothing in it can end what it started
-    command = (
-        f"{sys.executable} -m verl_gdpo.tools.run.launch --run-dir {tmp_path} --end-with-parent -- "
-    )
+    command = f"{sys.executable} -m verl_gdpo run --run-dir {tmp_path} --end-with-parent -- "
     shell = subprocess.Popen(
         ["bash", "-c", command + '"$@" & wait', "bash", *driver(tmp_path, "time.sleep(600)")]
     )

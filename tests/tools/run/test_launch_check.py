@@ -38,8 +38,7 @@ def launched(monkeypatch, run, check):
     """The exit code of a launcher whose check is this program."""
     program = [sys.executable, "-c", check]
     monkeypatch.setattr("verl_gdpo.tools.run.launch._check_of", lambda command, options: program)
-    monkeypatch.setattr(sys, "argv", ["launch", "--check", "--run-dir", str(run), "sleep", "600"])
-    return main()
+    return main(["--check", "--run-dir", str(run), "sleep", "600"])
 
 
 def test_a_check_that_dies_says_so_and_leaves_the_log(tmp_path, monkeypatch, capfd):
@@ -54,9 +53,7 @@ def test_a_refused_run_leaves_nothing(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", "/none"]
-    done = completed(
-        "-m", "verl_gdpo.tools.run.launch", "--check", "--run-dir", run, "--", *command
-    )
+    done = completed("-m", "verl_gdpo", "run", "--check", "--run-dir", run, "--", *command)
     assert done.returncode == 1
     assert "check: " in done.stderr and "whole log" not in done.stderr
     assert not run.exists()
@@ -75,8 +72,7 @@ def test_the_check_gets_its_options(tmp_path, monkeypatch):
     )
     options = ["--check", "--check-option=--seconds=300", "--check-option=--allow-flat"]
     command = [sys.executable, "-c", "", "a=1"]
-    monkeypatch.setattr(sys, "argv", ["launch", *options, "--run-dir", str(tmp_path), *command])
-    assert main() == 0
+    assert main([*options, "--run-dir", str(tmp_path), *command]) == 0
     assert asked == [(command, ["--seconds=300", "--allow-flat"])]
     monkeypatch.undo()
     told = _check_of(["python", "-m", "verl.trainer.main_ppo", "a=1"], ["--allow-flat"])

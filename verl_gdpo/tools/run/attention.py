@@ -75,8 +75,8 @@ def choose(config: Any) -> str | None:
     if chosen == SDPA and split:
         raise ValueError(
             f"{split[0]}={OmegaConf.select(config, split[0])}: verl splits rows over GPUs for "
-            f"flash-attn alone, and {KEY}={chosen}. Set it to 1, or install flash-attn: "
-            "`./setup_env.sh gpu flash-attn`, and attention=flash_attn"
+            f"flash-attn alone, and {KEY}={chosen}. Set it to 1, or install the package flash-attn "
+            "in a build for this torch, and set attention=flash_attn"
         )
     return message
 

@@ -199,6 +199,11 @@ def whole_steps(folder: Path) -> list[int]:
     return sorted(step_of(path.name) for path in folder.glob("global_step_*") if is_whole(path))
 
 
+def checkpoints_of(run: Path) -> Path:
+    """The folder of a run's checkpoints: that in its own folder, or verl's, which is both."""
+    return run if (run / TRACKER).is_file() else run / "checkpoints"
+
+
 def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint that the tracker in a folder of checkpoints names; None if nothing was saved.
 

@@ -16,13 +16,15 @@ from typing import IO
 
 from verl_gdpo.terminal import GO_ON, let_go_of_stdout, printable
 from verl_gdpo.tools.run import ray_folders
-from verl_gdpo.tools.run.checkpoints import newest_checkpoint, step_of
+from verl_gdpo.tools.run.checkpoints import checkpoints_of, newest_checkpoint, step_of
 from verl_gdpo.tools.run.end_conditions import RunEnd
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run_folder import folder
+from verl_gdpo.tools.run_folder.console_log import ConsoleReader
 from verl_gdpo.tools.run_folder.findings import FindingTracker, findings
 
 ALIVE_SECONDS = 20.0
+STARTS_UP = "starting Ray, the policy and its servers"  # what verl does until its first step
 # {metric of verl: what a line says of it}
 MORE = {
     "actor/kl_loss": "KL {:.4f}",
@@ -47,8 +49,21 @@ PROCESS = re.compile(r"\bpid: (\d+)")  # of an actor that died, in what Ray says
 class Progress:
     """Prints new steps at each call of `show`. Its own errors never stop the run."""
 
-    def __init__(self, held: HeldFolder, quiet: bool) -> None:
+    def __init__(
+        self,
+        held: HeldFolder,
+        quiet: bool,
+        before: str = "starting Ray, the policy and its servers",
+    ) -> None:
+        """Begin to read the metrics of the start that begins now.
+
+        Args:
+            held: the folder of the run.
+            quiet: whether nothing is printed.
+            before: what the command does until it logs its first step.
+        """
         self.is_on = not quiet
+        self.before = before
         self.start = self.last_line = time.monotonic()
         self.held = held
         self.loss = ""  # what has become of the folder, as it was last said
@@ -56,6 +71,9 @@ class Progress:
         self.shown: dict[int, float] = {}  # {step that has been printed: when}
         log = held.path / "train.log"
         self.log_start = log.stat().st_size if log.exists() else 0
+        # It is read until the file logger, which writes the same, has written a step.
+        self.console: ConsoleReader | None = ConsoleReader(log, self.log_start)
+        self.waiting: list[tuple[int, dict[str, float]]] = []  # what it has read last
         self.last_step: int | None = None
         self.tracker = FindingTracker()
         self.shown_topics: set[str] = set()  # of findings that any start of the run has printed
@@ -105,7 +123,7 @@ class Progress:
             self.problems_shown += 1
             yield f"WARNING: {problem}"
         if time.monotonic() - self.last_line > ALIVE_SECONDS:
-            yield f"{'running' if self.shown else 'starting Ray, the policy and its servers'} ..."
+            yield f"{'running' if self.shown else self.before} ..."
 
     def _look_at_folder(self) -> Iterator[str]:
         """Say once that the folder is gone, and where it is, or that it is back."""
@@ -122,7 +140,15 @@ class Progress:
             return
         self.reader.run = place
         with contextlib.suppress(FileNotFoundError):  # it was renamed just now: see the next look
-            yield from self.reader.new()
+            for row in self.reader.new():
+                self.console = None
+                yield row
+            if self.console is not None:
+                self.console.path = place / "train.log"
+                # The file logger, which writes the same, may be a moment behind the console.
+                rows = self.waiting
+                self.waiting = list(self.console.new())
+                yield from rows
 
     def _findings(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
         """Yield what the run shows up to now, each topic once in a run.
@@ -179,6 +205,7 @@ def end_report(
     since: int = 0,
     last_step: int = 0,
     go_on: str | None = None,
+    checkpoints: Path | None = None,
 ) -> list[str]:
     """Return why a run ended before its last step, and how it goes on if somebody stopped it.
 
@@ -191,6 +218,7 @@ def end_report(
         since: position in the log, in bytes, at which this start begins.
         last_step: the last step that was seen in the run's metrics.
         go_on: the command that goes on with it.
+        checkpoints: the folder of its checkpoints, where it is not in the folder of the run.
 
     Returns:
         The lines, of which the first one says the reason.
@@ -200,7 +228,7 @@ def end_report(
     if end.reason == "finished":
         return where
     if end.is_wanted:
-        return [_stopped(held, end, last_step, go_on), *where]
+        return [_stopped(held, end, last_step, go_on, checkpoints), *where]
     if end.message:
         reasons = [end.message]
     else:
@@ -212,8 +240,10 @@ def end_report(
     return [*reasons, *(where or [f"(whole log: {held.path / 'train.log'})"])]
 
 
-def _stopped(held: HeldFolder, end: RunEnd, last_step: int, go_on: str | None) -> str:
-    """Return how a run goes on that somebody stopped."""
+def _stopped(
+    held: HeldFolder, end: RunEnd, last_step: int, go_on: str | None, checkpoints: Path | None
+) -> str:
+    """Return how a run goes on that somebody stopped; see `end_report` for the arguments."""
     places = [held.path]
     place = held.place()
     if place is not None and place != held.path:  # verl may have written into both
@@ -223,13 +253,14 @@ def _stopped(held: HeldFolder, end: RunEnd, last_step: int, go_on: str | None) -
     for run in places:
         with contextlib.suppress(OSError, ValueError):
             step = max([step, *folder.read_metrics(run)])
-            newest = newest_checkpoint(run / "checkpoints")
+            newest = newest_checkpoint(checkpoints or checkpoints_of(run))
             if newest is not None:
                 saved.append(newest)
     if not saved and place is None:
         return f"{end.reason} at step {step}; no checkpoint is found"
     if not saved:
-        return f"{end.reason} at step {step}; there is no checkpoint yet, so start anew"
+        where = checkpoints or checkpoints_of(held.path)
+        return f"{end.reason} at step {step}; {where} has no checkpoint yet"
     last = max(saved, key=lambda checkpoint: step_of(checkpoint.name))
     command = go_on or "the same command and trainer.resume_mode=auto"
     if place == held.path:

@@ -1,8 +1,9 @@
 """Runs a training command, shows its progress, and leaves no process behind.
 
-    python -m verl_gdpo.tools.run.launch --run-dir RUN [--time-limit S] [--check] -- COMMAND...
+    verl-gdpo run [--resume] [--run-dir FOLDER] [--time-limit S] [--check] -- COMMAND...
 
-verl and Ray print hundreds of lines and start a dozen processes. All output goes to RUN/train.log.
+verl and Ray print hundreds of lines and start a dozen processes. All output goes to train.log in
+the folder of the run, which is verl's folder of checkpoints if none is named: see `command.py`.
 With --check, `verl-gdpo check` looks at the configuration while verl starts, which takes longer,
 and a problem ends the run.
 Some of the processes survive the driver. Its keeper ends them all after success, failure, Ctrl-C or
@@ -14,6 +15,7 @@ renames or deletes the folder, the run goes on: see `held_folder.py`.
 import argparse
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,19 +27,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from verl_gdpo.terminal import let_go_of_stdout
 from verl_gdpo.tools.run import processes
-from verl_gdpo.tools.run.console import ASKED, Progress, end_report
+from verl_gdpo.tools.run.command import TrainingCommand, understood, verls_trainer
+from verl_gdpo.tools.run.console import ASKED, STARTS_UP, Progress, end_report
 from verl_gdpo.tools.run.end_conditions import (
     HANG_FILE,
     POLL_SECONDS,
     EndConditions,
+    HangWatch,
     RunEnd,
     Stopped,
 )
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.stacks import VARIABLE
-from verl_gdpo.tools.run.starts import ended
+from verl_gdpo.tools.run.starts import ended, starts_of
 from verl_gdpo.tools.run_folder.folder import claim_metrics_file
+
+CHECKED = "verl.trainer.main_ppo"  # the trainer whose configuration `verl-gdpo check` composes
 
 
 def launch(
@@ -50,11 +57,15 @@ def launch(
     quiet: bool = False,
     end_with_parent: bool = False,
     go_on: str | None = None,
+    before: str = STARTS_UP,
+    checkpoints: Path | None = None,
+    trainer: Mapping[str, Any] | None = None,
 ) -> RunEnd:
     """Run `command`; the exit code is the command's, 124 at the time limit, or 128 + signal.
 
     Args:
-        command: program and arguments. Progress and the watch need verl's file logger.
+        command: program and arguments. Progress needs verl's file or console logger, and the watch
+            for hangs the file logger.
         run: folder of the run; it is made if it does not exist.
         check: a command that runs beside the first one, prints, and ends the run if it fails.
         env: variables that are added to this process's environment.
@@ -62,6 +73,10 @@ def launch(
         quiet: if True, print no progress.
         end_with_parent: if True, stop when the parent of this process is gone.
         go_on: the command that goes on with a run that is stopped, for the report.
+        before: what the command does until its first step, for its signs of life.
+        checkpoints: verl's folder of checkpoints, where it is not in the folder of the run.
+        trainer: the block `trainer` of verl's configuration, which says how a hang is told. Without
+            it, that is read from the record of the start, which runs with gdpo make.
 
     Raises:
         RuntimeError: a living process uses the folder.
@@ -78,21 +93,29 @@ def launch(
         since = log.seek(0, os.SEEK_END)
         (run / HANG_FILE).unlink(missing_ok=True)
         environment = {**_environment(run), **(env or {})}
-        ends = EndConditions(held, deadline, os.getppid() if end_with_parent else None, started)
-        progress = Progress(held, quiet)
+        parent = os.getppid() if end_with_parent else None
+        ends = EndConditions(held, deadline, parent, started)
+        metrics = Path(environment["VERL_FILE_LOGGER_PATH"])
+        if trainer:
+            ends.metrics = metrics
+            ends.watch = HangWatch(metrics, trainer)
+        progress = Progress(held, quiet, before)
         with _signals_raise():
             try:
                 end = _run(command, check, environment, log, progress, ends)
             except Stopped as stopped:
                 end = stopped.end
+        progress.show()  # what waits for the file logger
         last_step = max(progress.shown, default=0)
-        report = end_report(held, end, log, since, last_step, go_on)
+        report = end_report(held, end, log, since, last_step, go_on, checkpoints)
         has_folder = held.place() == run
-        _record(held, end, report, environment["VERL_FILE_LOGGER_PATH"])
+        _record(held, end, report, str(metrics), checkpoints)
         return replace(end, report="\n".join(report), has_folder=has_folder)
 
 
-def _record(held: HeldFolder, end: RunEnd, report: Sequence[str], metrics: str) -> None:
+def _record(
+    held: HeldFolder, end: RunEnd, report: Sequence[str], metrics: str, checkpoints: Path | None
+) -> None:
     """Write why the run ended into its last start, wherever its folder is."""
     why = end.message
     otherwise = ""
@@ -101,7 +124,10 @@ def _record(held: HeldFolder, end: RunEnd, report: Sequence[str], metrics: str) 
     elif not why:
         why = end.reason
     with contextlib.suppress(OSError, ValueError):  # a full disk, a damaged start: it is reported
-        ended(held.place() or held.path, why, end.exit_code, metrics, otherwise)
+        folder = held.place() or held.path
+        if checkpoints is not None and not starts_of(folder):
+            folder = checkpoints
+        ended(folder, why, end.exit_code, metrics, otherwise)
 
 
 def _environment(run: Path) -> dict[str, str]:
@@ -180,46 +206,104 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        "verl_gdpo.tools.run.launch", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS")
-    parser.add_argument("--end-with-parent", action="store_true", help="stop with the parent")
-    parser.add_argument("--go-on", metavar="COMMAND", help="what goes on with a stopped run")
-    parser.add_argument("--check", action="store_true", help="check the configuration meanwhile")
-    parser.add_argument("--check-option", action="append", default=[], help="one of that check")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    arguments = parser.parse_args()
-    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    run = arguments.run_dir
-    was_empty = not (run.exists() and any(run.iterdir()))
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(argv)
+    words = options.command[1:] if options.command[:1] == ["--"] else options.command
     try:
-        end = launch(
-            command,
-            run,
-            check=_check_of(command, arguments.check_option) if arguments.check else (),
-            time_limit=arguments.time_limit,
-            end_with_parent=arguments.end_with_parent,
-            go_on=arguments.go_on,
-        )
-    except (RuntimeError, OSError) as error:
-        print(f"verl_gdpo.tools.run.launch: {error}", file=sys.stderr)
+        if not words:
+            raise ValueError("expected a command behind --, as in: verl-gdpo run -- python ...")
+        command = understood(words, options.run_dir, resume=options.resume)
+        check = _check_of(words, options.check_option) if options.check else ()
+        was_empty = not (command.folder.exists() and any(command.folder.iterdir()))
+        for remark in command.remarks:
+            _say(remark)
+        if options.run_dir is None:
+            _say(f"everything that it prints: {command.folder}/train.log")
+        end = _launched(command, check, options)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"verl-gdpo run: {error}", file=sys.stderr)
         return 2
     if end.reason == "refused":  # the check has printed why
         if was_empty and end.has_folder:
-            shutil.rmtree(run, ignore_errors=True)
+            shutil.rmtree(command.folder, ignore_errors=True)
     elif end.report:
         print(end.report, file=sys.stderr)
     return end.exit_code
 
 
-def _check_of(command: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return the command that checks the configuration of `PYTHON -m MODULE key=value ...`."""
-    python, _, _, *configuration = command
-    return [python, "-m", "verl_gdpo", "check", "--brief", *options, *configuration]
+def _say(text: str) -> None:
+    try:
+        print(f"verl-gdpo run: {text}", flush=True)
+    except OSError:  # The reader of our output has gone, which ends no training.
+        let_go_of_stdout()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _launched(
+    command: TrainingCommand, check: Sequence[str], options: argparse.Namespace
+) -> RunEnd:
+    return launch(
+        command.words,
+        command.folder,
+        check=check,
+        time_limit=options.time_limit,
+        end_with_parent=options.end_with_parent,
+        go_on=options.go_on or _goes_on(command, options),
+        before=STARTS_UP if command.is_verl else "running",
+        checkpoints=command.checkpoints,
+        trainer=command.trainer,
+    )
+
+
+def _goes_on(command: TrainingCommand, options: argparse.Namespace) -> str | None:
+    """Return the line that goes on with a run; None where nobody knows its checkpoints."""
+    if command.checkpoints is None:
+        return None
+    words = ["verl-gdpo", "run", "--resume"]
+    if options.run_dir is not None:
+        words += ["--run-dir", str(options.run_dir)]
+    given = options.command[1:] if options.command[:1] == ["--"] else options.command
+    return shlex.join([*words, "--", *given])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="verl-gdpo run",
+        usage="verl-gdpo run [OPTIONS] -- COMMAND...",
+        description="Run a training command: show its progress, write what it prints into "
+        "train.log, say why it ended, and leave no process behind.",
+        epilog="Of `python -m verl.trainer.main_ppo ...` and verl's other trainers it knows the "
+        "configuration: it writes into trainer.default_local_dir, adds `file` to trainer.logger, "
+        "ends a run that hangs, and says how a stopped run goes on. Of any other command it shows "
+        "the steps that verl logs, if it does, and writes into a new folder in runs/. The exit "
+        "code is the command's, 124 at the time limit, 128 + signal, or 2 for wrong arguments.",
+    )
+    add = parser.add_argument
+    about = "the folder of train.log and metrics; default: verl's folder of checkpoints"
+    add("--run-dir", type=Path, metavar="FOLDER", help=about)
+    about = "go on from the newest checkpoint, which has to be whole (trainer.resume_mode=auto)"
+    add("--resume", action="store_true", help=about)
+    add("--time-limit", type=float, metavar="SECONDS", help="stop the run after this time")
+    about = "stop the run when the process that started this command is gone"
+    add("--end-with-parent", action="store_true", help=about)
+    about = "what to say of how a stopped run goes on; default: this command with --resume"
+    add("--go-on", metavar="TEXT", help=about)
+    about = "let `verl-gdpo check` look at the configuration meanwhile; a problem ends the run"
+    add("--check", action="store_true", help=about)
+    about = "an option for that check, as in --check-option=--allow-flat; may be repeated"
+    add("--check-option", action="append", default=[], metavar="OPTION", help=about)
+    about = "program and arguments, behind --"
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=about)
+    return parser
+
+
+def _check_of(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return the command that checks the configuration of `PYTHON -m MODULE key=value ...`.
+
+    Raises:
+        ValueError: the command is not the trainer whose configuration `check` knows.
+    """
+    trainer = verls_trainer(words)
+    if trainer is None or trainer[0] != CHECKED:
+        raise ValueError(f"--check needs a command such as: python -m {CHECKED} key=value ...")
+    python = words[list(words).index(CHECKED) - 2]
+    return [python, "-m", "verl_gdpo", "check", "--brief", *options, *trainer[1]]

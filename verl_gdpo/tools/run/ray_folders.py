@@ -31,8 +31,7 @@ def unwritable(environment: Mapping[str, str], session: str | None = None) -> di
         session: the folder of Ray's sessions, as `ray_init._temp_dir` has it; None for Ray's own.
     """
     sessions = Path(session or _sessions(environment))
-    joins = environment.get("RAY_ADDRESS", "local") != "local"
-    if joins or os.access(sessions / CLUSTER, os.R_OK):
+    if joins_cluster(environment, session):
         return {}  # it writes nothing
     answers = {}
     if not _can_make_in(sessions):
@@ -56,6 +55,13 @@ def unwritable(environment: Mapping[str, str], session: str | None = None) -> di
             f"because {_reason(token)}. {set_home}"
         )
     return answers
+
+
+def joins_cluster(environment: Mapping[str, str], session: str | None = None) -> bool:
+    """Whether Ray joins a cluster that runs; see `unwritable` for the arguments."""
+    sessions = Path(session or _sessions(environment))
+    is_named = environment.get("RAY_ADDRESS", "local") != "local"
+    return is_named or os.access(sessions / CLUSTER, os.R_OK)
 
 
 def _sessions(environment: Mapping[str, str]) -> str:
