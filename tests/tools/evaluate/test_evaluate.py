@@ -55,10 +55,10 @@ def test_a_scripted_policy_gets_its_table(run, tmp_path, capsys):
     # correctness 3 in one of four and -3 in three; format 1 in one
     assert capsys.readouterr().out.splitlines()[:9] == [
         "",
-        "              value    95 % interval  questions",
-        "-----------  ------  ---------------  ---------",
-        "correctness  -1.500  -3.000 to 1.500          4",
-        "format        0.250   0.046 to 0.699          4",
+        "              value   95 % interval  questions",
+        "-----------  ------  --------------  ---------",
+        "correctness  -1.500               -          4",
+        "format        0.250  0.046 to 0.699          4",
         "",
         "pass@1 at temperature 0, of one policy: another training seed can end elsewhere.",
         "answers: 4, 0 of them cut at 50 tokens; 0 of 4 dialogues wrong because a prompt was "
@@ -87,7 +87,7 @@ def test_samples_are_said_to_be_no_training_seeds(run, tmp_path, capsys):
     assert rows[0]["output"] in (right(ROWS[0]["prompt"], 0), "?")
     assert rows[0]["gts"] == ROWS[0]["reward_model"]["ground_truth"]
     assert replay.main([str(tmp_path / "out")]) == 0
-    assert "1 steps, 32 rollouts" in capsys.readouterr().out
+    assert "1 step, 32 samples" in capsys.readouterr().out
 
 
 def test_cut_answers_and_long_prompts_are_counted(run, tmp_path, capsys):
@@ -107,7 +107,7 @@ def test_two_results_side_by_side(run, tmp_path, capsys):
     shown = capsys.readouterr().out
     # 3 less -1.5: 0 in Oslo and 6 in the three others
     line = next(line for line in shown.splitlines() if line.startswith("correctness"))
-    assert line.split() == ["correctness", "-1.500", "3.000", "4.500", "1.500", "to", "6.000"]
+    assert line.split() == ["correctness", "-1.500", "3.000", "4.500", "-"]
     assert "WARNING" not in shown
     # and what else differs is said
     run(right_in_oslo, "--temperature", "0.5", out="b")

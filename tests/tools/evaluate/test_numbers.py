@@ -67,13 +67,87 @@ def test_problems_are_drawn_within_each_category():
 
 
 def test_the_intervals_of_differences_are_paired_by_problem():
-    # whatever is drawn, each problem differs by 0.1: the interval has no width
+    # Each problem differs by 0.1 and a hundredth; the scores themselves by half of their range.
     rng = np.random.default_rng(0)
     before = [QuestionScores("a", {"right": value}) for value in rng.random(50)]
-    after = [QuestionScores("a", {"right": one.scores["right"] + 0.1}) for one in before]
+    differences = 0.1 + 0.01 * rng.normal(size=50)
+    after = [
+        QuestionScores("a", {"right": one.scores["right"] + difference})
+        for one, difference in zip(before, differences, strict=True)
+    ]
     (number,) = numbers(lambda _: [leaf("a")], after, less=before)
-    assert number.value == pytest.approx(0.1)
-    assert number.interval == pytest.approx((0.1, 0.1))
+    assert number.value == pytest.approx(differences.mean())
+    half = 1.96 * differences.std(ddof=1) / np.sqrt(50)
+    expected = (number.value - half, number.value + half)
+    assert number.interval == pytest.approx(expected, abs=0.2 * half)
+    # The same answers again have no interval, as whatever is drawn, nothing differs.
+    (same,) = numbers(lambda _: [leaf("a")], before, less=before)
+    assert (same.value, same.interval) == (0, None)
+
+
+def toolrl(rng, size):
+    """Correctness as ToolRL's: most answers are right, and the others anything."""
+    return np.where(rng.random(size) < 0.6, 3.0, rng.uniform(-3, 3, size))
+
+
+LAWS = {
+    "normal": (lambda rng, size: rng.normal(size=size), 0.0),
+    "exponential": (lambda rng, size: rng.exponential(size=size), 1.0),
+    "thirds": (lambda rng, size: rng.choice([0, 0.5, 1], p=[0.2, 0.3, 0.5], size=size), 0.65),
+    "toolrl": (toolrl, 1.8),
+    "mean of 8 samples": (lambda rng, size: rng.binomial(8, rng.beta(0.5, 0.5, size)) / 8, 0.5),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("count", [8, 30])
+def test_intervals_of_few_scores_hold_the_truth(law, count):
+    """In 92 of 100 at least, also of eight; those of the drawn values themselves in 83 to 90."""
+    rng = np.random.default_rng(0)
+    draw, truth = LAWS[law]
+    held = []
+    for values in draw(rng, (300, count)):
+        interval = only(leaf("a"), problems("a", *values)).interval
+        if interval is not None:
+            held.append(interval[0] <= truth <= interval[1])
+    assert len(held) > 280
+    assert np.mean(held) > 0.905  # of 300 tries
+
+
+def test_the_interval_of_many_scores_is_that_of_the_normal_law():
+    values = np.random.default_rng(0).normal(2.0, 1.0, size=400)
+    low, high = only(leaf("a"), problems("a", *values)).interval
+    half = 1.96 * values.std(ddof=1) / 20
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
+
+
+def test_a_number_over_answers_has_the_error_of_a_quotient():
+    """Questions with many answers count more; the delta method says by how much."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 9, size=200)
+    rights = rng.binomial(counts, rng.beta(2, 2, size=200))
+    made = [
+        QuestionScores("a", {}, {"format": (float(right), int(count))})
+        for right, count in zip(rights, counts, strict=True)
+    ]
+    column = ScoreColumn("format", category="a", score="format", over_answers=True)
+    number = only(column, made)
+    residuals = rights - number.value * counts
+    half = 1.96 * np.sqrt((residuals**2).sum()) / counts.sum()
+    expected = (number.value - half, number.value + half)
+    assert number.interval == pytest.approx(expected, abs=0.1 * half)
+
+
+def test_fewer_scores_than_eight_say_too_little():
+    assert only(leaf("a"), problems("a", 0.5, 1, 2, 3, 4, 5, 6)).interval is None
+    assert only(leaf("a"), problems("a", 0.5, 1, 2, 3, 4, 5, 6, 7)).interval is not None
+    # Of the mean of two categories, each has to have them.
+    column = ScoreColumn("mean", parts=(leaf("a"), leaf("b")))
+    few = [*problems("a", *[0.1 * k for k in range(20)]), *problems("b", 0.5, 1, 2)]
+    assert only(column, few).interval is None
+    enough = [*few, *problems("b", 3, 4, 5, 6, 7)]
+    low, high = only(column, enough).interval
+    assert low < 2.26 < high
 
 
 def test_eight_wrong_answers_are_no_certainty():

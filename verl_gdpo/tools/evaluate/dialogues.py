@@ -5,7 +5,6 @@ Answers are scored in threads: a scorer that takes long waits for another proces
 
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, Protocol
 
+from verl_gdpo.terminal import note
 from verl_gdpo.tools.evaluate.benchmark import Answer, Messages, Outcome, Question
 
 SECONDS_BETWEEN_LINES = 20.0
@@ -128,8 +128,7 @@ def play(dialogues: Sequence[Dialogue], engine: AnswerEngine, max_tokens: int, s
                 for _ in threads.map(lambda pair: pair[0].go_on(pair[1]), pairs):
                     if time.monotonic() - last > SECONDS_BETWEEN_LINES:
                         last, ended = time.monotonic(), sum(one.asks is None for one in dialogues)
-                        line = f"evaluate: {ended:,} of {len(dialogues):,} dialogues"
-                        print(line, file=sys.stderr, flush=True)
+                        note(f"{ended:,} of {len(dialogues):,} dialogues")
 
 
 def _seed(seed: int, dialogue: Dialogue) -> int:

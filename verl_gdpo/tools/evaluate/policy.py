@@ -16,7 +16,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.tools.run.checkpoints import FSDP, TRACKER, model_fault, newest_checkpoint, step_of
+from verl_gdpo.terminal import note
+from verl_gdpo.tools.run.checkpoints import (
+    FSDP,
+    checkpoints_of,
+    model_fault,
+    newest_checkpoint,
+    step_of,
+)
 from verl_gdpo.tools.run_folder.folder import read_config
 
 MERGE = "verl_gdpo.tools.evaluate.merge"  # runs in a process of its own, which imports verl
@@ -110,7 +117,7 @@ def choose_dtype(policy: Policy) -> str:
 
 def _checkpoint_in(place: Path, step: int | None) -> Path:
     """The folder `global_step_N` of a run or of a folder of checkpoints; None: the newest."""
-    folder = place if (place / TRACKER).is_file() else place / "checkpoints"
+    folder = checkpoints_of(place)
     if not folder.is_dir() and (config := read_config(place)) is not None:
         folder = Path(OmegaConf.select(config, "trainer.default_local_dir") or folder)
     checkpoint = newest_checkpoint(folder) if step is None else folder / f"global_step_{step}"
@@ -145,7 +152,7 @@ def merged(actor: Path, *, trust: bool = False) -> Path:
     times = json.dumps({name: [about.st_size, about.st_mtime_ns] for name, about in shards})
     if _text_of(target / MADE_FROM) == times:
         return target
-    print(f"evaluate: merging the shards of {actor}", file=sys.stderr, flush=True)
+    note(f"merging the shards of {actor}")
     with (actor / FSDP).open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _text_of(target / MADE_FROM) == times:  # another process was quicker

@@ -5,6 +5,7 @@ OUT/rollouts/STEP.jsonl  the answers, which `verl-gdpo replay` reads
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,8 @@ from verl_gdpo.tools.evaluate.proportions import Estimate, paired_difference, we
 Floats = npt.NDArray[np.float64]
 
 DRAWS = 2000
-PERCENTILES = (2.5, 97.5)
+TAILS = (0.025, 0.975)
+FEWEST = 8  # scores that are not right or wrong say too little about their mean if there are fewer
 RESULT = "result.json"
 OF_THE_POLICY = ("policy", "step")  # settings that may differ between two results without a word
 
@@ -50,14 +52,31 @@ class QuestionScores:
 class Number:
     """A number of the table, with an indented name if it is part of one above.
 
-    `value` is None if a part of it was not run, `interval` also if all questions score alike and
-    are neither right nor wrong.
+    `value` is None if a part of it was not run. `interval` is None also for questions that are
+    neither right nor wrong, if they all score alike or are fewer than `FEWEST`.
     """
 
     name: str
     value: float | None
     interval: tuple[float, float] | None
     questions: int
+
+
+@dataclass(frozen=True)
+class DrawnColumn:
+    """A column over all questions, and then over each drawn set of them.
+
+    values: the column's value of each; NaN where it was not run.
+    variances: an estimate of the variance of each value, from the same questions.
+    low, high: the lowest and the highest value that a question has.
+    fewest: how many questions the smallest category has that it is over.
+    """
+
+    values: Floats
+    variances: Floats
+    low: float
+    high: float
+    fewest: int
 
 
 class Draws:
@@ -84,22 +103,102 @@ class Draws:
         categories = {leaf.category for _, leaf in flat([column])}
         return sum(len(self.places.get(category, ())) for category in categories)
 
-    def values(self, column: ScoreColumn, problems: Sequence[QuestionScores]) -> Floats:
-        """Return a column's value, and then that of each drawn set; NaN if it was not run."""
+    def weights(self, column: ScoreColumn) -> list[float]:
+        """Return the weights of a column's parts, which sum to 1."""
+        # A part without a question is NaN, whatever its weight.
+        sizes = [max(1, self.size(part)) if column.by_questions else 1 for part in column.parts]
+        return [size / sum(sizes) for size in sizes]
+
+    def drawn(
+        self,
+        column: ScoreColumn,
+        problems: Sequence[QuestionScores],
+        less: Sequence[QuestionScores] | None,
+    ) -> DrawnColumn:
+        """Return a column of `problems`, less that of `less` if there is one."""
         if column.parts:
-            parts = [self.values(part, problems) for part in column.parts]
-            # a part without a question is NaN, whatever its weight
-            sizes = [max(1, self.size(part)) if column.by_questions else 1 for part in column.parts]
-            mean: Floats = np.average(parts, axis=0, weights=sizes)
-            return mean
+            parts = [self.drawn(part, problems, less) for part in column.parts]
+            return _mean_of(parts, self.weights(column))
         if column.category not in self.places:
-            return np.full(DRAWS + 1, np.nan)
-        shares = [problems[k].share(column) for k in self.places[column.category]]
-        sums, counts = np.array(shares).T
+            nothing = np.full(DRAWS + 1, np.nan)
+            return DrawnColumn(nothing, nothing, np.nan, np.nan, 0)
+        places = self.places[column.category]
         times = self._times[column.category]
+        side = _Side.of(column, [problems[k] for k in places], times)
+        values = side.quotients
+        residuals = side.squares(side, times)
+        scores = side.scores
+        if less is not None:
+            other = _Side.of(column, [less[k] for k in places], times)
+            values = values - other.quotients
+            residuals = residuals - 2 * side.squares(other, times) + other.squares(other, times)
+            scores = scores - other.scores
+        # Differences of large sums leave a little below 0 where all is equal.
+        residuals = np.maximum(residuals, 0.0)
+        n = len(places)
+        variances = residuals * n / max(n - 1, 1)
+        seen = scores[~np.isnan(scores)]
+        if len(seen) == 0:
+            seen = np.array([np.nan])
+        return DrawnColumn(values, variances, float(seen.min()), float(seen.max()), n)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A column of one category in each drawn set: a sum of scores divided by their count.
+
+    sums, counts: what each problem adds to the two; see `QuestionScores.share`.
+    quotients: the column in each set.
+    totals: the count in each set.
+    """
+
+    sums: Floats
+    counts: Floats
+    quotients: Floats
+    totals: Floats
+
+    @classmethod
+    def of(cls, column: ScoreColumn, problems: Sequence[QuestionScores], times: Floats) -> "_Side":
+        sums, counts = np.array([problem.share(column) for problem in problems]).T
+        totals: Floats = times @ counts
         with np.errstate(invalid="ignore"):
-            quotients: Floats = (times @ sums) / (times @ counts)
-        return quotients
+            quotients: Floats = (times @ sums) / totals
+        return cls(sums, counts, quotients, totals)
+
+    @property
+    def scores(self) -> Floats:
+        """The score of each problem alone; NaN where it has none."""
+        with np.errstate(invalid="ignore"):
+            scores: Floats = self.sums / self.counts
+        return scores
+
+    def squares(self, other: "_Side", times: Floats) -> Floats:
+        """Return sum_i times_i r_i r'_i in each set; r_i = (sum_i - quotient count_i) / total.
+
+        With itself, this is the variance of the quotient by the delta method.
+        """
+        products = times @ (self.sums * other.sums)
+        products = products - self.quotients * (times @ (self.counts * other.sums))
+        products = products - other.quotients * (times @ (self.sums * other.counts))
+        both = times @ (self.counts * other.counts)
+        products = products + self.quotients * other.quotients * both
+        with np.errstate(invalid="ignore"):
+            squares: Floats = products / (self.totals * other.totals)
+        return squares
+
+
+def _mean_of(parts: Sequence[DrawnColumn], weights: Sequence[float]) -> DrawnColumn:
+    """Return the weighted mean of columns, whose categories are drawn independently."""
+    values = np.zeros(DRAWS + 1)
+    variances = np.zeros(DRAWS + 1)
+    low = 0.0
+    high = 0.0
+    for part, weight in zip(parts, weights, strict=True):
+        values = values + weight * part.values
+        variances = variances + weight**2 * part.variances
+        low += weight * part.low
+        high += weight * part.high
+    return DrawnColumn(values, variances, low, high, min(part.fewest for part in parts))
 
 
 def flat(columns: Sequence[ScoreColumn], depth: int = 0) -> Iterator[tuple[int, ScoreColumn]]:
@@ -123,13 +222,11 @@ def numbers(
     """
     draws, made = Draws(problems), []
     for depth, column in flat(columns_of([*draws.places])):
-        values = draws.values(column, problems)
-        if less is not None:
-            values = values - draws.values(column, less)
+        drawn = draws.drawn(column, problems, less)
         value, interval = None, None
-        if not np.isnan(values[0]):
-            value = float(values[0])
-            interval = _interval(column, draws, values[1:], problems, less)
+        if not np.isnan(drawn.values[0]):
+            value = float(drawn.values[0])
+            interval = _interval(column, draws, drawn, problems, less)
         made.append(Number("  " * depth + column.name, value, interval, draws.size(column)))
     return made
 
@@ -137,21 +234,45 @@ def numbers(
 def _interval(
     column: ScoreColumn,
     draws: Draws,
-    drawn: Floats,
+    drawn: DrawnColumn,
     problems: Sequence[QuestionScores],
     less: Sequence[QuestionScores] | None,
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of a column; None where the questions say nothing about it.
 
     Shares of right answers have the intervals of `proportions.py`, which hold for few questions.
-    Other scores have those of the drawn sets. These have no width where all questions score alike.
+    Other scores have those of `studentized`, from `FEWEST` questions of each category on.
     """
     share = _share(column, draws, problems, less)
     if share is not None:
         return share.low, share.high
-    low, high = np.nanpercentile(drawn, PERCENTILES)
-    if low == high and less is None:
+    return studentized(drawn)
+
+
+def studentized(drawn: DrawnColumn) -> tuple[float, float] | None:
+    """Return the 95 % interval of a bootstrap-t: each drawn value is measured in its own error.
+
+    The percentiles of the drawn values themselves hold the truth in 83 to 90 of 100 of eight scores
+    (a test simulates it). B. Efron and R. Tibshirani, "An Introduction to the Bootstrap", 1993,
+    section 12.5. An end beyond all scores that were seen is the last one that was. There is none
+    for fewer than `FEWEST` questions, nor where all score alike.
+    """
+    value = drawn.values[0]
+    error = math.sqrt(drawn.variances[0])
+    # What rounding leaves of equal scores is no error.
+    smallest = 1e-9 * max(abs(drawn.low), abs(drawn.high), abs(value))
+    if drawn.fewest < FEWEST or not error > smallest:
         return None
+    distances = drawn.values[1:] - value
+    errors = np.sqrt(drawn.variances[1:])
+    # A set of equal scores is infinitely far, in its own error, from a value that it has not.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(errors > smallest, distances / errors, np.sign(distances) * np.inf)
+    ratios = ratios[~np.isnan(ratios)]
+    lowest = np.quantile(ratios, TAILS[0], method="lower")
+    highest = np.quantile(ratios, TAILS[1], method="higher")
+    low = max(value - highest * error, drawn.low)
+    high = min(value - lowest * error, drawn.high)
     return float(low), float(high)
 
 
@@ -163,14 +284,13 @@ def _share(
 ) -> Estimate | None:
     """Return a column of questions that are right or wrong; None if one is anything between."""
     if column.parts:
-        estimates, sizes = [], []
+        estimates = []
         for part in column.parts:
             estimate = _share(part, draws, problems, less)
             if estimate is None:
                 return None
             estimates.append(estimate)
-            sizes.append(draws.size(part) if column.by_questions else 1)
-        return weighted_sum(estimates, [size / sum(sizes) for size in sizes])
+        return weighted_sum(estimates, draws.weights(column))
     places = draws.places[column.category]
     rights = _rights(column, [problems[k] for k in places])
     if rights is None:
@@ -319,16 +439,20 @@ def _as_text(value: float, percent: bool) -> str:
     return f"{100 * value:.2f}" if percent else f"{value:.3f}"
 
 
-def compare(benchmarks: Mapping[str, Benchmark], paths: Sequence[Path]) -> str:
+def compare(benchmark_of: Callable[[Mapping[str, Any]], Benchmark], paths: Sequence[Path]) -> str:
     """Return a table: each result of one benchmark, and its difference from the first one.
 
     The intervals of the differences are paired by problem.
 
+    Args:
+        benchmark_of: returns the benchmark of a result; it raises LookupError for another one.
+
     Raises:
         ValueError: a file is no result, or the results are of other questions.
     """
-    results = [_read(path, benchmarks) for path in paths]
-    first, benchmark = results[0], benchmarks[results[0]["bench"]]
+    results = [_read(path, benchmark_of) for path in paths]
+    first = results[0]
+    benchmark = benchmark_of(first)
     for path, result in zip(paths, results, strict=True):
         if result["settings"]["questions"] != first["settings"]["questions"]:
             raise ValueError(
@@ -353,12 +477,12 @@ def compare(benchmarks: Mapping[str, Benchmark], paths: Sequence[Path]) -> str:
     return "\n".join([*names, "", render(header, rows), "", *_warnings(results)])
 
 
-def _read(path: Path, benchmarks: Mapping[str, Benchmark]) -> dict[str, Any]:
+def _read(path: Path, benchmark_of: Callable[[Mapping[str, Any]], Benchmark]) -> dict[str, Any]:
     """A result, given its file or its folder."""
     file = path / RESULT if path.is_dir() else path
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        _ = benchmarks[result["bench"]], result["problems"], result["settings"]["policy"]
+        _ = benchmark_of(result), result["problems"], result["settings"]["policy"]
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{file}: no {RESULT} of `verl-gdpo evaluate`: {error!r}") from None
     return result

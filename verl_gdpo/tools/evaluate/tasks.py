@@ -131,7 +131,7 @@ def _shown(task: Task) -> Shown:
 def _add_options(group: Any, task: Task) -> None:
     """Add the option of a scorer for the machine that runs it."""
     if WEAK in options_of(task):
-        about = "let programs run in a weak sandbox, if no better one is here: docs/safety.md"
+        about = "let programs run in a weak sandbox, if no better one is here"
         option, dest = f"--{task.name.replace('_', '-')}-weak-sandbox", f"{task.name}_{WEAK}"
         group.add_argument(option, dest=dest, action="store_true", help=about)
 

@@ -63,8 +63,11 @@ class Scorer:
     data_source: str | None = None  # of rows that do not say theirs
 
     @classmethod
-    def of(cls, name: str, data_source: str | None = None) -> "Scorer":
+    def of(cls, name: str, data_source: str | None = None, option: str = "--scorer") -> "Scorer":
         """Return the scorer that `name` stands for; see `HOW`.
+
+        Args:
+            option: how the user named it, for messages.
 
         Raises:
             ValueError: there is no such task, module or function.
@@ -74,12 +77,12 @@ class Scorer:
             return cls(name, task.score, task, data_source or task.data_sources[0])
         where, colon, function = name.rpartition(":")
         if not colon:
-            raise ValueError(f"--scorer {name}: expected {HOW} ({', '.join(TASKS)})")
+            raise ValueError(f"{option} {name}: expected {HOW} ({', '.join(TASKS)})")
         names = _names_in(where)
         scorer = names.get(function)
         if not callable(scorer):
             others = [key for key, value in names.items() if inspect.isfunction(value)]
-            raise ValueError(f"--scorer {name}: no function {function!r}; {where} has {others}")
+            raise ValueError(f"{option} {name}: no function {function!r}; {where} has {others}")
         return cls(name, scorer, data_source=data_source)
 
     def rewards(self, row: Mapping[str, Any], source: str | None) -> dict[str, Any]:
@@ -105,15 +108,7 @@ class Scorer:
                 f"response, the ground truth, data_source={source!r} (--data-source NAME), and in "
                 f"extra_info response_tokens={length} and generated_tokens; it cannot have more"
             ) from error
-        if is_number(result):
-            return {"acc": float(result)}
-        if not isinstance(result, Mapping):
-            raise ValueError(
-                f"--scorer {self.name} returned {result!r:.200}; expected a number or rewards"
-            )
-        named = dict(result)
-        only_score = not any(is_number(v) for k, v in named.items() if k != "score")
-        return {"acc": named["score"], **named} if only_score and "score" in named else named
+        return named_rewards(result, f"--scorer {self.name}")
 
     def _by_task(self, task: Task, row: Mapping[str, Any]) -> Any:
         """Return what the scorer of a task returns for a row."""
@@ -138,6 +133,26 @@ class Scorer:
             extra_info=extra_info,
             **taken,
         )
+
+
+def named_rewards(result: Any, what: str) -> dict[str, Any]:
+    """Return what a reward function returned as a dict, in which a mere number is `acc`.
+
+    Args:
+        what: the function, for a message.
+
+    Raises:
+        ValueError: it is neither a number nor {name: reward}.
+    """
+    if is_number(result):
+        return {"acc": float(result)}
+    if not isinstance(result, Mapping):
+        raise ValueError(f"{what} returned {result!r:.200}; expected a number or rewards")
+    named = dict(result)
+    only_score = not any(is_number(v) for k, v in named.items() if k != "score")
+    if only_score and "score" in named:
+        return {"acc": named["score"], **named}
+    return named
 
 
 def _response_of(row: Mapping[str, Any]) -> Response:

@@ -18,6 +18,7 @@ from shutil import rmtree
 from typing import Any
 
 from verl_gdpo.tasks.sandbox import lock
+from verl_gdpo.terminal import note
 
 PINS = Path(__file__).with_name("requirements.txt")
 WORKER = Path(__file__).with_name("worker.py")
@@ -87,9 +88,7 @@ def environment() -> Path:
     with open(f"{folder}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not (folder / WHOLE).exists():
-            print(
-                f"evaluate: making {folder} for bfcl-eval: 600 MB, minutes, once", file=sys.stderr
-            )
+            note(f"making {folder} for bfcl-eval: 600 MB, minutes, once")
             rmtree(folder, ignore_errors=True)
             _run(sys.executable, "-m", "venv", folder)
             install = ("-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps")

@@ -1,0 +1,223 @@
+"""Rows of the user's, scored by a reward function of the user's, as training calls it.
+
+    verl-gdpo evaluate MODEL --rewards my_rewards.py:compute_score --rows test.parquet
+
+Every number that the function returns is a column, except `score`; a data source is a category.
+"""
+
+import asyncio
+import inspect
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from verl_gdpo.algorithm.values import is_number, value_or_error
+from verl_gdpo.scoring.own_copy import own_copy
+from verl_gdpo.scoring.response import parts_taken_by
+from verl_gdpo.tasks import TASKS
+from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tools.evaluate.benchmark import (
+    Answer,
+    Benchmark,
+    Question,
+    ScoreColumn,
+    Scores,
+    ask_once,
+)
+from verl_gdpo.tools.run_folder.dump_reader import Scorer, named_rewards
+
+NAME = "own_rewards"  # in the place of a benchmark's name
+MAX_TOKENS = 1024  # without a run, which says its own
+OF_RUN = "reward.custom_reward_function"
+JSON = (".json", ".jsonl")
+
+
+class OwnRewards:
+    """A reward function, and what it has returned so far."""
+
+    def __init__(self, name: str) -> None:
+        """Load the function.
+
+        Args:
+            name: FILE.py:FUNCTION or MODULE:FUNCTION.
+
+        Raises:
+            ValueError: there is no such function, or it is a task.
+        """
+        if name in TASKS:
+            raise ValueError(f"--rewards {name}: it is a task; ask for it with --bench {name}")
+        self.scorer = Scorer.of(name, option="--rewards")
+        # {data source: {reward: None}}, in the order in which they came
+        self.rewards: dict[str, dict[str, None]] = {}
+
+    def columns(self, sources: Sequence[str]) -> list[ScoreColumn]:
+        return columns_of(self.rewards, sources)
+
+    def questions(self, options: Namespace) -> list[Question]:
+        """Return a question for each row; see `Benchmark`.
+
+        Raises:
+            ValueError: no file is named, or a row cannot be asked or scored.
+            OSError, DataError: a file cannot be read.
+        """
+        keywords = self.keywords(options)
+        made: list[Question] = []
+        for path in _files(options):
+            for number, row in enumerate(_rows(path)):
+                place = f"{path}, row {number}"
+                source, truth = _checked(row, place)
+                score = partial(self._score, row, place, keywords)
+                start = partial(ask_once, row["prompt"], score)
+                made.append(Question(f"{path.name}_{number}", source, start, ground_truth=truth))
+        if not made:
+            raise ValueError("--rows: there is no row in these files")
+        return made
+
+    def keywords(self, options: Namespace) -> dict[str, Any]:
+        """Return the `reward_kwargs` of the run, if it was trained with this function."""
+        path, _, function = self.scorer.name.rpartition(":")
+        of_run = options.of_config(OF_RUN, {})
+        if of_run.get("name", "compute_score") != function or not of_run.get("path"):
+            return {}
+        if Path(str(of_run["path"])).name != Path(path).name:
+            return {}
+        return dict(of_run.get("reward_kwargs") or {})
+
+    def described(self, options: Namespace) -> dict[str, Any]:
+        """Return what two results have to share."""
+        return {"rewards": self.scorer.name, **self.keywords(options)}
+
+    def _score(
+        self, row: Mapping[str, Any], place: str, keywords: Mapping[str, Any], answer: Answer
+    ) -> Scores:
+        """Return the rewards of an answer that apply to its row."""
+        source = str(row["data_source"])
+        try:
+            result = _called(self.scorer, row, answer, keywords)
+            named = named_rewards(result, "it")
+        except Exception as error:
+            raise ValueError(
+                f"--rewards {self.scorer.name}: {type(error).__name__} for {place}: {error}"
+            ) from error
+        scores = {}
+        rewards = self.rewards.setdefault(source, {})
+        for name, value in named.items():
+            if name != "score" and is_number(value):
+                what = f"--rewards {self.scorer.name}: for {place}, {name!r} "
+                number = value_or_error(value, what)
+                assert number is not None
+                scores[name] = number
+                rewards[name] = None
+        return scores
+
+
+def benchmark_of(own: OwnRewards) -> Benchmark:
+    return Benchmark(
+        NAME,
+        "rows and a reward function of your own",
+        own.questions,
+        own.columns,
+        MAX_TOKENS,
+        NAME,
+        scorer=own.described,
+        percent=False,
+    )
+
+
+def benchmark_of_result(result: Mapping[str, Any]) -> Benchmark:
+    """Return the benchmark whose columns are those of a result, for a comparison."""
+    rewards: dict[str, dict[str, None]] = {}
+    for problem in result["problems"].values():
+        rewards.setdefault(problem["category"], {}).update(dict.fromkeys(problem["scores"]))
+    columns = partial(columns_of, rewards)
+    return Benchmark(NAME, "", lambda _options: (), columns, MAX_TOKENS, NAME, percent=False)
+
+
+def columns_of(
+    rewards: Mapping[str, Mapping[str, None]], sources: Sequence[str]
+) -> list[ScoreColumn]:
+    """Return a column for each reward: over its data source, or the mean over several of them."""
+    made = []
+    for name in dict.fromkeys(name for source in sources for name in rewards.get(source, ())):
+        leaves = [
+            ScoreColumn(source, category=source, score=name)
+            for source in sources
+            if name in rewards.get(source, ())
+        ]
+        if len(leaves) == 1:
+            made.append(ScoreColumn(name, category=leaves[0].category, score=name))
+        else:
+            made.append(ScoreColumn(name, parts=tuple(leaves)))
+    return made
+
+
+def _called(
+    scorer: Scorer, row: Mapping[str, Any], answer: Answer, keywords: Mapping[str, Any]
+) -> Any:
+    """Return what the function returns, called as the reward manager calls it in validation."""
+    response = answer.response
+    extra_info = own_copy(dict(row.get("extra_info") or {}))
+    extra_info["response_tokens"] = answer.tokens
+    extra_info["generated_tokens"] = response.generated_tokens
+    extra_info["is_validation"] = True
+    extra_info["validate"] = True
+    extra_info["tool_seconds"] = 0.0
+    extra_info["num_turns"] = 2  # the prompt, and the answer
+    parts = {"answer_str": response.answer, "reasoning_str": response.reasoning}
+    result = scorer.function(
+        data_source=row["data_source"],
+        solution_str=answer.text,
+        ground_truth=own_copy(row["reward_model"]["ground_truth"]),
+        extra_info=extra_info,
+        **{name: parts[name] for name in parts_taken_by(scorer.function)},
+        **keywords,
+    )
+    if inspect.iscoroutine(result):
+        return asyncio.run(result)
+    return result
+
+
+def _files(options: Namespace) -> list[Path]:
+    """Return the files that --rows names, or those on which the run validated."""
+    if options.rows:
+        return list(options.rows)
+    files = options.of_config("data.val_files", None)
+    if not files:
+        raise ValueError("--rewards needs --rows FILE: only a run's folder says which rows it has")
+    if not isinstance(files, list):
+        files = [files]
+    return [Path(file) for file in files]
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    if path.suffix not in JSON:
+        yield from parquet_rows(path)
+        return
+    text = path.read_text(encoding="utf-8")
+    try:
+        if path.suffix == ".json":
+            yield from json.loads(text)
+        else:
+            for line in text.splitlines():
+                if line.strip():
+                    yield json.loads(line)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: got no rows in JSON: {error}") from None
+
+
+def _checked(row: Any, place: str) -> tuple[str, str]:
+    """Return data source and ground truth of a row in verl's columns, or raise ValueError."""
+    try:
+        source, truth = row["data_source"], row["reward_model"]["ground_truth"]
+        messages = [(message["role"], message["content"]) for message in row["prompt"]]
+    except (LookupError, TypeError) as error:
+        raise ValueError(
+            f"{place}: {type(error).__name__} {error}; expected verl's columns data_source, prompt "
+            "(a list of messages with role and content) and reward_model.ground_truth"
+        ) from None
+    if not messages or not all(isinstance(content, str) for _, content in messages):
+        raise ValueError(f"{place}: expected a prompt of one message or more, each with a text")
+    return str(source), truth if isinstance(truth, str) else json.dumps(truth, default=str)
