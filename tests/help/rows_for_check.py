@@ -119,7 +119,7 @@ def arguments_of(line, data):
 
 def messages_of(printed):
     """The problems that `verl-gdpo check` says, each in one line."""
-    told = printed.rpartition("\ncheck: ")[0].split("check: problem: ")
+    told = printed.rpartition("\nverl-gdpo check: ")[0].split("verl-gdpo check: problem: ")
     return [" ".join(text.split()) for text in told if text]
 
 

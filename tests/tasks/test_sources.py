@@ -578,7 +578,7 @@ def test_bad_rows_are_counted_and_the_first_ten_are_named(tmp_path, capsys):
         path.write_text("\n".join(lines))
         code, _, errors = run(capsys, "--out", tmp_path / "out", "--from", path, "--test", path)
         head, *named = lines_of(errors)
-        assert code == 1 and head == f"data_prep: error: {path} has {count} bad rows{end}"
+        assert code == 1 and head == f"verl-gdpo data: {path} has {count} bad rows{end}"
         assert [name.split(",")[0] for name in named] == [f"row {n}" for n in range(1, 21, 2)][
             :count
         ]
@@ -659,7 +659,7 @@ def test_bad_local_files_are_refused_with_one_line(tmp_path, capsys, name, conte
     code, output, errors = run(capsys, "--out", tmp_path / "out", "--from", path)
     assert (code, output) == (1, "")
     (error,) = errors.splitlines()
-    assert re.match(f"data_prep: error: {re.escape(str(path))}[:,] {words}", error)
+    assert re.match(f"verl-gdpo data: {re.escape(str(path))}[:,] {words}", error)
     assert not (tmp_path / "out").exists()
 
 
@@ -883,7 +883,7 @@ def test_what_a_scorer_needs_is_asked_for_before_the_rows(tmp_path, capsys, monk
     for arguments in (given, (*given[:2], "--synthetic", 5)):
         code, output, errors = run(capsys, *arguments, task="math_length")
         assert (code, output) == (1, "")
-        assert errors.splitlines() == ["data_prep: error: the task math_length needs math-verify"]
+        assert errors.splitlines() == ["verl-gdpo data: the task math_length needs math-verify"]
 
 
 def test_the_module_runs_without_verl_or_torch(tmp_path):

@@ -625,9 +625,10 @@ def test_in_a_run_only_warnings_and_all_after_a_problem(check):
         "data.filter_overlong_prompts=False", scorer="lengths", options=["--brief"]
     )
     told = remarks_of(output)
-    assert told[-1] == "check: no problem found, 7 warnings"
+    assert told[-1] == "verl-gdpo check: no problem found, 7 warnings"
     assert not any("files: 6 rows" in text for text in told)
-    assert "check: warning: data_source 'rlla': flat is the same for all made-up responses" in told
+    flat = "warning: data_source 'rlla': flat is the same for all made-up responses"
+    assert f"verl-gdpo check: {flat}" in told
     assert any("data.filter_overlong_prompts=False: if a prompt" in text for text in told)
     _, output, _ = check("trainer.total_epochs=0", options=["--brief"])
     assert {*remarks_of(output)} == {*remarks_of(check("trainer.total_epochs=0")[1])}
@@ -635,7 +636,7 @@ def test_in_a_run_only_warnings_and_all_after_a_problem(check):
 
 def remarks_of(output):
     """The remarks, each in one line."""
-    told = re.findall(r"^check: (?:.*\n(?: {7}.*\n)*)", output, re.M)
+    told = re.findall(r"^verl-gdpo check: (?:.*\n(?: {7}.*\n)*)", output, re.M)
     return [" ".join(text.split()) for text in told]
 
 
@@ -649,8 +650,8 @@ def test_the_process_ends_although_a_reward_function_does_not(data):
     assert done.returncode == 1
     assert "gave no answer within 1 s" in done.stderr
     # verl is imported there, with its warnings
-    assert all(line.startswith("check: ") for line in done.stderr.splitlines())
-    assert all(line.startswith(("check: ", " " * 7)) for line in done.stdout.splitlines())
+    assert all(line.startswith("verl-gdpo check: ") for line in done.stderr.splitlines())
+    assert all(line.startswith(("verl-gdpo check: ", " " * 7)) for line in done.stdout.splitlines())
 
 
 def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):

@@ -30,11 +30,15 @@ def test_each_line_says_its_weight_and_problems_are_last_with_their_number():
     output.warn(lambda: "")
     output.note(["30 steps", "one file"])
     said, problems = printed(output, io.StringIO())
-    assert said == "check: note: 30 steps\ncheck: note: one file\ncheck: warning: c is odd\n"
+    assert said.splitlines() == [
+        "verl-gdpo check: note: 30 steps",
+        "verl-gdpo check: note: one file",
+        "verl-gdpo check: warning: c is odd",
+    ]
     assert problems == (
-        "check: problem: a=1: too low\n"
-        "check: problem: b=2: too high\n       Set it to 1\n"
-        "check: 2 problems, 1 warning (-v shows more)\n"
+        "verl-gdpo check: problem: a=1: too low\n"
+        "verl-gdpo check: problem: b=2: too high\n       Set it to 1\n"
+        "verl-gdpo check: 2 problems, 1 warning (-v shows more)\n"
     )
 
 
@@ -44,8 +48,8 @@ def test_without_a_problem_the_last_line_says_so(warnings, counted):
     output.warnings += warnings
     said, problems = printed(output, io.StringIO())
     assert problems == ""
-    assert said.splitlines()[-1] == f"check: no problem found{counted}"
-    assert said.count("check: warning: ") == len(warnings)
+    assert said.splitlines()[-1] == f"verl-gdpo check: no problem found{counted}"
+    assert said.count("verl-gdpo check: warning: ") == len(warnings)
 
 
 @pytest.mark.parametrize("has_problem", [True, False])
@@ -58,8 +62,8 @@ def test_a_brief_output_has_notes_beside_a_problem_alone(has_problem):
     if has_problem:
         output.problems.append("wrong")
     said, _ = printed(output, io.StringIO())
-    assert ("check: note: 30 steps\na table\n" in said) == has_problem
-    assert "check: warning: odd" in said
+    assert ("verl-gdpo check: note: 30 steps\na table\n" in said) == has_problem
+    assert "verl-gdpo check: warning: odd" in said
 
 
 def test_colours_are_for_a_terminal_alone_and_for_nobody_who_does_not_want_them(monkeypatch):
@@ -76,8 +80,8 @@ def test_colours_are_for_a_terminal_alone_and_for_nobody_who_does_not_want_them(
     plain = shown(io.StringIO)
     assert "\x1b" not in plain
     coloured = shown(Terminal)
-    assert "check: \x1b[1;31mproblem:\x1b[0m wrong\n" in coloured
-    assert "check: \x1b[33mwarning:\x1b[0m odd\n" in coloured
+    assert "verl-gdpo check: \x1b[1;31mproblem:\x1b[0m wrong\n" in coloured
+    assert "verl-gdpo check: \x1b[33mwarning:\x1b[0m odd\n" in coloured
     for code in ("1;31", "33", "2", "0"):
         coloured = coloured.replace(f"\x1b[{code}m", "")
     assert coloured == plain

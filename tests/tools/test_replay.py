@@ -337,7 +337,7 @@ def test_several_mistakes_have_a_line_each(tmp_path, capsys):
     wrong = ["++algorithm.gdpo.eps=small", "++algorithm.gdpo.batch_norm=tokens"]
     assert main([str(tmp_path), *wrong]) == 1
     first, *mistakes = capsys.readouterr().err.splitlines()
-    assert first == "replay: the configuration has 2 mistakes:"
+    assert first == "verl-gdpo replay: the configuration has 2 mistakes:"
     keys = [mistake.partition(":")[0] for mistake in mistakes]
     assert sorted(keys) == ["  algorithm.gdpo.batch_norm", "  algorithm.gdpo.eps"]
 
@@ -442,7 +442,7 @@ def test_what_cannot_be_replayed_is_said_in_one_line(tmp_path, capsys, arguments
     assert main([str(tmp_path), *arguments]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("replay: ") and printed.err.count("\n") == 1
+    assert printed.err.startswith("verl-gdpo replay: ") and printed.err.count("\n") == 1
     assert re.search(message, printed.err), printed.err
 
 

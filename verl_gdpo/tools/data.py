@@ -24,6 +24,7 @@ from verl_gdpo.tasks.preparation.parquet import (
 )
 from verl_gdpo.tasks.preparation.schema import overlap, table
 from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, sources_of
+from verl_gdpo.terminal import note
 
 # options that do not change the rows
 OTHER_OPTIONS = ("sources", "out", "if_needed", "keep_others", "force", "base_url", "cache")
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         raise
     except (DataError, TaskError, OSError) as error:
         message = "\n  ".join(" ".join(line.split()) for line in str(error).splitlines())
-        print(f"data_prep: error: {message}", file=sys.stderr)
+        print(f"verl-gdpo data: {message}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     return 0
 
@@ -66,7 +67,7 @@ def prepare(args: argparse.Namespace) -> None:
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
     write_parquets(files, made_from(task, options), command_options)
     if is_of_others:
-        print(f"{args.out}: replaces what `{others_command}` made", file=sys.stderr)
+        note(f"{args.out}: replaces what `{others_command}` made")
     print(table(splits, shared))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
@@ -75,9 +76,9 @@ def prepare(args: argparse.Namespace) -> None:
         print(f"a run on these rows needs {needed}")
     labels = ("row {} of test.parquet".format, "row {} of train.parquet".format)
     if shared.equal:
-        print(f"data_prep: WARNING: {shared.describe_equal(*labels)}", file=sys.stderr)
+        note(f"WARNING: {shared.describe_equal(*labels)}")
     if shared.near:
-        print(f"data_prep: note: {shared.describe_near(*labels)}", file=sys.stderr)
+        note(f"note: {shared.describe_near(*labels)}")
 
 
 def as_typed(options: Mapping[str, Any]) -> str:
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         about = "write nothing if other options of this command have written the files"
         add("--keep-others", help=about, action="store_true")
         about = (
-            "replace files that data_prep did not write, or that were changed, and those that "
+            "replace files that this command did not write, or that were changed, and those that "
             "links lead to"
         )
         add("--force", help=about, action="store_true")

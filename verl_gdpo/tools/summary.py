@@ -13,11 +13,11 @@ from pathlib import Path
 from textwrap import shorten
 
 from verl_gdpo.terminal import printable, render
-from verl_gdpo.tools.run.checkpoints import newest_checkpoint
+from verl_gdpo.tools.run.checkpoints import checkpoints_of, newest_checkpoint
 from verl_gdpo.tools.run.starts import RecordedStart, starts_of
 from verl_gdpo.tools.run_folder.findings import findings
 from verl_gdpo.tools.run_folder.folder import ENDS, NOTHING, Metrics, ends
-from verl_gdpo.tools.run_folder.tracker_logs import EXPECTED, Logged, read_logged
+from verl_gdpo.tools.run_folder.tracker_logs import WHAT_A_RUN_IS, Logged, read_logged
 
 HEADER = ("reward", *ENDS)
 END_CHARACTERS = 80  # Ray's messages have hundreds
@@ -35,11 +35,12 @@ def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo summary",
-        description="Exit codes: 0; 1 if there is nothing to read; 2 for wrong arguments. With "
-        f"--json, {HAS_FINDING} if a finding still holds at the end of the run.",
+        description="Print the rewards, the findings and the files of a run. Exit codes: 0; 1 if "
+        "there is nothing to read; 2 for wrong arguments. With --json, "
+        f"{HAS_FINDING} if a finding still holds at the end of the run.",
     )
-    parser.add_argument("run", metavar="RUN", help=EXPECTED)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("run", metavar="RUN", help=WHAT_A_RUN_IS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for a script")
     arguments = parser.parse_args(argv)
     return as_json(arguments.run) if arguments.json else as_text(arguments.run)
 
@@ -76,7 +77,7 @@ def as_text(source: str) -> int:
     parts = {
         "metrics": folder / "metrics",
         "rollouts": folder / "rollouts",
-        "checkpoint": newest_checkpoint(folder / "checkpoints"),
+        "checkpoint": newest_checkpoint(checkpoints_of(folder)),
         "log": folder / "train.log",
     }
     is_ours = any(path and path.exists() for path in parts.values())

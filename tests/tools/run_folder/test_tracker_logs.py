@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 import types
 
 import plain_verl_archive
 import pytest
 import wandb
 from torch.utils.tensorboard import SummaryWriter
+from verl.utils.logger.aggregate_logger import concat_dict_to_str
 from verl.utils.tracking import Tracking
 
 from verl_gdpo.tools.run_folder.folder import training_rewards, validation_rewards
@@ -61,6 +63,59 @@ def test_verls_file_logger(tmp_path, monkeypatch, variable, value, sources):
     for source in sources:
         logged = read_logged(str(tmp_path / source))
         assert same(logged.metrics, STEPS) and logged.name in ("run", "project", "metrics")
+
+
+def console_lines():
+    text = "".join(f"{concat_dict_to_str(STEPS[step], step)}\n" for step in STEPS)
+    return f"starting\n{text}"
+
+
+def log_to_wandb_folder(folder):
+    """As W&B keeps what the process prints, and a link to the latest run."""
+    run = folder / "wandb" / "offline-run-1" / "files"
+    run.mkdir(parents=True)
+    (run / "output.log").write_text(console_lines())
+    (folder / "wandb" / "latest-run").symlink_to("offline-run-1")
+
+
+@pytest.mark.parametrize("place", ["train.log", "nohup.out", "wandb"])
+def test_what_a_script_printed(tmp_path, place):
+    """verl's console logger, which is on by default, is enough."""
+    if place == "wandb":
+        log_to_wandb_folder(tmp_path)
+    else:
+        (tmp_path / place).write_text(console_lines())
+        assert same(read_logged(str(tmp_path / place)).metrics, STEPS)
+    (tmp_path / "notes.log").write_text("no step here\n")
+    (tmp_path / "rows.jsonl").write_text('{"question": 1}\n')
+    logged = read_logged(str(tmp_path))
+    assert logged.kind == "console" and same(logged.metrics, STEPS)
+
+
+@pytest.mark.parametrize("backend", ["file", "tensorboard"])
+def test_the_folder_in_which_a_script_started(tmp_path, monkeypatch, backend):
+    """It holds PROJECT/EXPERIMENT.jsonl and tensorboard_log/PROJECT/EXPERIMENT."""
+    for name in ("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT", "TENSORBOARD_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    log(backend)
+    (tmp_path / "train.log").write_text("step:1 - a:1.0\n")
+    logged = read_logged(str(tmp_path))
+    assert logged.kind == ("file logger" if backend == "file" else "tensorboard")
+    assert logged.metrics[2]["critic/score/mean"] == 0.75
+    assert "a" not in logged.metrics[1]
+
+
+def test_of_several_runs_one_has_to_be_named(tmp_path):
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(console_lines())
+    message = f"{tmp_path}: holds several runs; name one of them: {tmp_path}/a.log, {tmp_path}/b"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_logged(str(tmp_path))
+    for number in range(9):
+        (tmp_path / f"c{number}.log").write_text(console_lines())
+    with pytest.raises(ValueError, match="and 6 more"):
+        read_logged(str(tmp_path))
 
 
 def test_tensorboard_keeps_every_step(tmp_path):

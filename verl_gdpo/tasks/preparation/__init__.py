@@ -3,10 +3,11 @@
 `schema.py` says what a row is. A task with its own source of rows has a file here.
 """
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
+
+from verl_gdpo.terminal import note
 
 SECONDS_BETWEEN_LINES = 2.0
 T = TypeVar("T")
@@ -41,7 +42,7 @@ def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterato
     for done, item in enumerate(items):
         now = time.monotonic()
         if now >= next_line_at:
-            print(f"{what}: {_how_far(done, total, now - start)}", file=sys.stderr, flush=True)
+            note(f"{what}: {_how_far(done, total, now - start)}")
             next_line_at = now + max(SECONDS_BETWEEN_LINES, (now - start) / 4)
         yield item
 

@@ -4,7 +4,6 @@ Upstream's files are pinned: each is checked against its git blob id.
 """
 
 import argparse
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from verl_gdpo.tasks.preparation import DataError, UsageError, local_files
 from verl_gdpo.tasks.preparation.parquet import git_blob_id
 from verl_gdpo.tasks.preparation.schema import Row, Splits
 from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, WEAK, Sources
+from verl_gdpo.terminal import note
 
 SYNTHETIC_ROWS = 2000
 MAX_BYTES = 64 << 20  # of a download
@@ -162,8 +162,7 @@ def _from_seed(sources: Sources, arguments: Mapping[str, Any]) -> Splits:
     counts = {"train": train, "test": arguments["synthetic_test"] or max(1, train // 10)}
     splits: Splits = {}
     for split, count in counts.items():
-        message = f"making {count:,} synthetic {split} rows, seed {seed}"
-        print(message, file=sys.stderr, flush=True)
+        note(f"making {count:,} synthetic {split} rows, seed {seed}")
         rows = local_files.PackedRows()
         for row in sources.make_rows(count, split=split, seed=seed):
             rows.append(local_files.placed(row, 0, split, sources.dropped))
@@ -198,9 +197,9 @@ def fetch(url: str, path: Path, *, blob_id: str) -> None:
         OSError: `path` cannot be written.
     """
     if path.is_file() and git_blob_id(path.read_bytes()) == blob_id:
-        print(f"using {path}: its git blob id is {blob_id[:12]}", file=sys.stderr)
+        note(f"using {path}: its git blob id is {blob_id[:12]}")
         return
-    print(f"downloading {url}", file=sys.stderr, flush=True)
+    note(f"downloading {url}")
     content = _downloaded(url)
     if (got := git_blob_id(content)) != blob_id:
         raise DataError(

@@ -4,7 +4,6 @@ The rows of a file take little memory: one of GSM8K takes 170 bytes, and as obje
 """
 
 import json
-import sys
 import zlib
 from array import array
 from collections import defaultdict
@@ -22,6 +21,7 @@ from verl_gdpo.tasks.preparation import DataError, LeftOut, progress
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE, parquet_rows
 from verl_gdpo.tasks.preparation.schema import Row, Splits, checked, repetitions, require
 from verl_gdpo.tasks.preparation.sources import Mend, Sources
+from verl_gdpo.terminal import note
 
 SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
 SHOWN = 20  # numbers of rows that are left out or repaired
@@ -122,7 +122,7 @@ def _printed(path: Path) -> Iterator[Notes]:
         for what, numbers in notes.items():
             *rows, more = [*islice(dict.fromkeys(numbers), SHOWN + 1), ""][: SHOWN + 1]
             shown = ", ".join(map(str, rows)) + (", ..." if more != "" else "")
-            print(f"{path}: {len(numbers):,} x {what}: row {shown}", file=sys.stderr)
+            note(f"{path}: {len(numbers):,} x {what}: row {shown}")
 
 
 def _found(

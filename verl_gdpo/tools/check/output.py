@@ -79,7 +79,7 @@ class Output:
         for text in dict.fromkeys(self.warnings):
             print(_line("warning", text, self.out), file=self.out)
         if not self.problems:
-            print(f"check: no problem found{self._counted_warnings()}", file=self.out)
+            print(f"verl-gdpo check: no problem found{self._counted_warnings()}", file=self.out)
         self.out.flush()
 
     def finish_with_problems(self, err: TextIO, remark: str = "") -> None:
@@ -92,9 +92,9 @@ class Output:
             return
         for text in problems:
             lines = f"\n{INDENT}".join(text.strip().splitlines())
-            print(f"check: {_label('problem', err)} {lines}", file=err)
+            print(f"verl-gdpo check: {_label('problem', err)} {lines}", file=err)
         count = f"{len(problems)} problem" + "s" * (len(problems) > 1)
-        print(f"check: {count}{self._counted_warnings()}{remark}", file=err)
+        print(f"verl-gdpo check: {count}{self._counted_warnings()}{remark}", file=err)
 
     def _counted_warnings(self) -> str:
         count = len(set(self.warnings))
@@ -121,9 +121,9 @@ def _label(kind: str, stream: TextIO) -> str:
 def _line(kind: str, text: str, stream: TextIO) -> str:
     """Return a note or a warning in lines of a terminal's width."""
     # Signs of a colour take no column, so the lines are made without them.
-    plain = f"check: {kind}: "
+    plain = f"verl-gdpo check: {kind}: "
     lines = wrapped(text, plain, INDENT)
-    return f"check: {_label(kind, stream)} " + lines.removeprefix(plain)
+    return f"verl-gdpo check: {_label(kind, stream)} " + lines.removeprefix(plain)
 
 
 def message_of(error: BaseException) -> str:

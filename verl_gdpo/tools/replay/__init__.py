@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         # Several mistakes of the settings have a line each.
         lines = [printable(line) for line in str(error).splitlines()]
-        print("replay:", "\n".join(lines), file=sys.stderr)
+        print("verl-gdpo replay:", "\n".join(lines), file=sys.stderr)
         return 1
 
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", help="a run's folder, its rollouts/, or one dump")
-    add("overrides", nargs="*", metavar="key=value")
+    add("overrides", nargs="*", metavar="key=value", help="other settings; see below")
     add("--config", type=Path, help="the run's configuration, if it is not in DIR")
     add("--scorer", metavar="NAME", help=f"scores the samples again: {HOW}")
     add("--data-source", metavar="NAME", help="of rows without one, for --scorer")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verl_gdpo.tools.run_folder.dump_reader import HOW, Scorer
-from verl_gdpo.tools.run_folder.tracker_logs import EXPECTED
+from verl_gdpo.tools.run_folder.tracker_logs import WHAT_A_RUN_IS
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
         "become a median with the inter-quartile range.",
     )
     add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN", help=f"of any verl run: {EXPECTED}")
+    add("runs", nargs="*", metavar="RUN", help=f"any run of verl: {WHAT_A_RUN_IS}")
     add(
         "--arm",
         action="append",

@@ -20,7 +20,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from verl_gdpo.terminal import printable
+from verl_gdpo.terminal import note
 from verl_gdpo.tools.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.tools.run.starts import COMPOSED
 from verl_gdpo.tools.run_folder.yaml_files import read_text
@@ -132,8 +131,7 @@ def read_metrics(run: Path) -> Metrics:
     reader = MetricsReader(run)
     metrics = merged(reader.new())
     if problems := reader.problems:
-        text = printable(problems[0])
-        print(f"WARNING: {len(problems)} lines of {run} left out; {text}", file=sys.stderr)
+        note(f"WARNING: {len(problems)} lines of {run} left out; {problems[0]}")
     return metrics
 
 

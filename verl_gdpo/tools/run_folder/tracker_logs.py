@@ -2,8 +2,10 @@
 
 verl logs to the trackers that `trainer.logger` names. A user names a run by one of these:
 
-    FOLDER                     a run of our recipes, with metrics/1.jsonl
-    PROJECT/EXPERIMENT.jsonl   verl's file logger; or PROJECT, if it has one experiment
+    FOLDER                     one that holds the logs of a run as `PLACES` says, such as the run
+                               of our recipes, or the folder in which a script of verl started
+    PROJECT/EXPERIMENT.jsonl   verl's file logger
+    train.log                  what a training printed, with the lines of verl's console logger
     tensorboard_log/.../       events.out.tfevents.*; or one such file
     wandb:ENTITY/PROJECT/RUN   W&B's server; `wandb sync` brings a run there that was offline
 
@@ -13,7 +15,7 @@ documented.
 """
 
 import importlib
-import sys
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.terminal import printable
+from verl_gdpo.terminal import note
+from verl_gdpo.tools.run_folder.console_log import read_console_log
 from verl_gdpo.tools.run_folder.folder import (
     Metrics,
     finite_or_nan,
@@ -31,11 +34,24 @@ from verl_gdpo.tools.run_folder.folder import (
 )
 
 SERVER = "wandb:"
-EXPECTED = (
-    "expected the folder of a run, a file of verl's file logger (PROJECT/EXPERIMENT.jsonl), a "
-    f"tensorboard folder, or {SERVER}ENTITY/PROJECT/RUN (`wandb sync FOLDER` brings a run there)"
+WHAT_A_RUN_IS = (
+    "the folder of a run, a file of verl's file logger (PROJECT/EXPERIMENT.jsonl), a log "
+    "with the lines of verl's console logger, a tensorboard folder, or "
+    f"{SERVER}ENTITY/PROJECT/RUN (`wandb sync FOLDER` brings a run there)"
 )
-PATTERNS = ("*tfevents*", "tensorboard/*tfevents*", "*.jsonl")  # the first that has any counts
+# Where verl's loggers leave a run in a folder: those of tensorboard, of the file logger, and what
+# was printed. The first that has any counts.
+PLACES = (
+    "*tfevents*",
+    "tensorboard/*tfevents*",
+    "*.jsonl",
+    "*/*.jsonl",
+    "tensorboard_log/**/*tfevents*",
+    "*.log",
+    "*.out",
+    "wandb/*/files/output.log",
+)
+NAMED = 5  # runs in a message
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as W&B writes them into JSON
 
 
@@ -65,9 +81,9 @@ def read_logged(source: str) -> Logged:
         kind, metrics = _of_folder(path)
         logged = Logged(path.resolve().name, kind, metrics, _config_of(path), path)
     else:
-        raise ValueError(f"{path}: no such file or folder; {EXPECTED}")
+        raise ValueError(f"{path}: no such file or folder; expected {WHAT_A_RUN_IS}")
     if not logged.metrics:
-        raise ValueError(f"{source}: no step in it ({logged.kind}); {EXPECTED}")
+        raise ValueError(f"{source}: no step in it ({logged.kind}); expected {WHAT_A_RUN_IS}")
     return logged
 
 
@@ -79,27 +95,68 @@ def _config_of(folder: Path) -> Any:
     try:
         return read_config(folder)
     except ValueError as error:
-        print(f"WARNING: {printable(str(error))}", file=sys.stderr)
+        note(f"WARNING: {error}")
         return None
 
 
 def _of_folder(folder: Path) -> tuple[str, Metrics]:
+    """Return the kind of tracker, and the metrics of the one run in a folder; see `PLACES`.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
     if metrics := read_metrics(folder):
         return "file logger", metrics
-    for pattern in PATTERNS:
-        # a file such as `7.jsonl` holds rollouts
-        files = sorted(path for path in folder.glob(pattern) if not path.stem.isdecimal())
-        # each start of a resumed run has a file of events
-        if len(files) > 1 and pattern == "*.jsonl":
-            raise ValueError(f"{folder}: holds several runs; name one of its files")
-        if files:
+    for place in PLACES:
+        runs: dict[Path, list[Path]] = {}
+        for path in sorted(folder.glob(place)):
+            # wandb's `latest-run` is a link to a run that is found under its own name too.
+            file = path.resolve()
+            if not file.is_file() or not _has_steps(file):
+                continue
+            # Each start of a resumed run has a file of events, and all lie in one folder.
+            run = file.parent if _is_tensorboard(file) else file
+            if file not in runs.setdefault(run, []):
+                runs[run].append(file)
+        if len(runs) > 1:
+            names = [str(run) for run in runs]
+            shown = ", ".join(names[:NAMED])
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            raise ValueError(f"{folder}: holds several runs; name one of them: {shown}{more}")
+        for files in runs.values():
             return _of_files(files)
-    raise ValueError(f"{folder}: no metrics in it; {EXPECTED}")
+    raise ValueError(f"{folder}: no metrics in it; expected {WHAT_A_RUN_IS}")
+
+
+def _is_tensorboard(file: Path) -> bool:
+    return "tfevents" in file.name
+
+
+def _has_steps(file: Path) -> bool:
+    """Return whether a file is of one of verl's loggers, and not of rollouts, rows or others."""
+    if _is_tensorboard(file):
+        return True
+    if file.suffix == ".jsonl":
+        # One such as `7.jsonl` holds rollouts.
+        return not file.stem.isdecimal() and _is_of_file_logger(file)
+    return _is_of_file_logger(file) or bool(read_console_log(file))
+
+
+def _is_of_file_logger(file: Path) -> bool:
+    """Return whether the first line has the form of verl's file logger."""
+    with file.open("rb") as opened:
+        try:
+            record = json.loads(opened.readline())
+        except ValueError:
+            return False
+    return isinstance(record, dict) and {"step", "data"} <= record.keys()
 
 
 def _of_files(files: Sequence[Path]) -> tuple[str, Metrics]:
     """The kind of tracker, and what its files hold; a later file is of a later start, and wins."""
-    if "tfevents" not in files[0].name:
+    if not _is_tensorboard(files[0]):
+        if not _is_of_file_logger(files[0]) and (metrics := read_console_log(files[0])):
+            return "console", metrics
         return "file logger", read_metrics(files[0])
     reader = _imported("tensorboard.backend.event_processing.event_accumulator", files[0])
     # 0 keeps all values; the default is a sample of 10,000
