@@ -56,7 +56,7 @@ def test_a_line_says_what_has_been_done(monkeypatch, capsys):
     monkeypatch.setattr(dialogues, "SECONDS_BETWEEN_LINES", -1.0)
     played(ScriptedPolicy(repeated))
     *_, last = capsys.readouterr().err.splitlines()
-    assert last == "evaluate: 18 of 18 dialogues"
+    assert last == "18 of 18 dialogues"
 
 
 def test_samples_have_streams_of_their_own_that_depend_on_nothing_else():
