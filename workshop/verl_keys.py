@@ -27,7 +27,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-ROOTS = ("algorithm", "reward", "data", "actor_rollout_ref", "trainer")
+ROOTS = ("algorithm", "reward", "data", "actor_rollout_ref", "critic", "trainer")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ENGINES = ("dp", "megatron", "torchtitan", "veomni")
 VERL = Path(verl.__path__[0])

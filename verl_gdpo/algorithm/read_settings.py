@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from verl_gdpo.algorithm.settings import (
     DIALECTS,
+    MEANT,
     SETTING_KEYS,
     WHERE,
     GdpoSettings,
@@ -67,7 +68,8 @@ def settings_and_mistakes(
     set_keys = {}
     for key, value in block.items():
         if key not in SETTING_KEYS:
-            mistakes.append(f"{WHERE}.{key}: unknown setting{hint(key, SETTING_KEYS)}")
+            meant = MEANT.get(str(key), key)
+            mistakes.append(f"{WHERE}.{key}: unknown setting{hint(meant, SETTING_KEYS)}")
         elif value is not None or key not in MAY_BE_NULL:
             set_keys[key] = value
     written = set_keys.pop("rewards", None)

@@ -83,6 +83,19 @@ class Options:
     """is added to the variance of the batch, before the square root"""
 
 
+# {a name that users write under `algorithm.gdpo`: the key that they mean}, where the letters tell
+# of another key, or of none.
+MEANT = {
+    "conditions": "rewards",
+    "gates": "rewards",
+    "reward_keys": "rewards",
+    "reward_names": "rewards",
+    "reward_weights": "rewards",
+    "variant": "combine",
+    "weights": "rewards",
+}
+
+
 def read_options(options: Mapping[str, Any]) -> Options:
     """Return the keywords of a call as `Options`, or raise what names each that is wrong.
 

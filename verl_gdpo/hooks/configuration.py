@@ -2,17 +2,27 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.conditions import PaidFailure, paid_by_bounds
-from verl_gdpo.algorithm.read_settings import REWARDS, line_of, plain, settings_and_mistakes
-from verl_gdpo.algorithm.settings import WHERE, GdpoSettings, SettingsError, hint
-from verl_gdpo.algorithm.values import RowNames
+from verl_gdpo.algorithm.matrix import rewards_among
+from verl_gdpo.algorithm.read_settings import (
+    KEYS,
+    REWARDS,
+    WEIGHTS,
+    line_of,
+    plain,
+    settings_and_mistakes,
+)
+from verl_gdpo.algorithm.settings import WHERE, GdpoSettings, Options, SettingsError, hint
+from verl_gdpo.algorithm.values import RowNames, is_internal
 from verl_gdpo.algorithm.variants import Bounds
+from verl_gdpo.hooks import run_keys
 from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
 from verl_gdpo.scoring.function_list import (
     NEVER,
@@ -29,6 +39,8 @@ from verl_gdpo.scoring.function_list import (
     validates,
     validation_settings,
 )
+from verl_gdpo.scoring.limits import check_limits
+from verl_gdpo.scoring.response import thought_tags
 from verl_gdpo.tasks import (
     TASK_BY_SOURCE,
     TaskError,
@@ -40,6 +52,8 @@ from verl_gdpo.tasks import (
 
 logger = logging.getLogger(__name__)
 
+# Settings of what is done with the rewards after they were scored.
+OF_THE_ESTIMATOR = (*(each.name for each in fields(Options)), "combine", "dialect")
 KL_IN_REWARD = (
     "algorithm.use_kl_in_reward=True with adv_estimator=gdpo: each reward is normalised by itself, "
     "which leaves no place for a penalty on their sum. Set it to False and use "
@@ -72,6 +86,26 @@ def settings_of_run(
         SettingsError: settings cannot work with GDPO. For each mistake, it says why and what to set
             instead.
     """
+    settings, mistakes = settings_and_mistakes_of_run(
+        config, sources, has_manager=has_manager, is_recorded=is_recorded
+    )
+    if mistakes:
+        raise SettingsError(mistakes)
+    return settings
+
+
+def settings_and_mistakes_of_run(
+    config: Any,
+    sources: Iterable[str] | None = None,
+    *,
+    has_manager: bool | None = None,
+    is_recorded: bool = False,
+) -> tuple[GdpoSettings | None, list[str]]:
+    """Return the settings as far as they can be read, and a message for each mistake.
+
+    No run may use settings with a mistake; `verl-gdpo check` looks at them for further ones. See
+    `settings_of_run` for the arguments.
+    """
     if has_manager is None:
         has_manager = uses_gdpo_manager(config)
     # Of a name in capitals, verl says first that it is unknown. The rest is looked at as if it had
@@ -79,7 +113,7 @@ def settings_of_run(
     written = str(config.algorithm.adv_estimator)
     estimator = _meant_estimator(written, has_manager)
     if estimator != "gdpo" and not has_manager:
-        return None
+        return None, []
     mistakes = []
     if estimator != written:
         close = hint(written, [estimator])
@@ -89,14 +123,14 @@ def settings_of_run(
     # Of a list that is wrong, the weights are not known, and the block `algorithm` stands as it is.
     of_list: list[str] = []
     algorithm = config.algorithm
-    with _noted(of_list):
+    with noted(of_list):
         check_entries(config)
         algorithm = algorithm_of(config)
     # Another manager does not ask our scorers, so what they declare says nothing of its rewards.
     of_scorers: list[str] = []
     declared: dict[str, Bounds | None] = {}
     if has_manager:
-        with _noted(of_scorers):
+        with noted(of_scorers):
             declared = scorers_bounds(config, sources)
     settings, of_settings = settings_and_mistakes(algorithm, declared)
     mistakes += of_list + of_scorers + of_settings
@@ -110,7 +144,7 @@ def settings_of_run(
     # What follows from entries that are wrong themselves would only confuse.
     if not of_list:
         mistakes += _mistakes_of_list(config, settings, estimator)
-        with _noted(mistakes):
+        with noted(mistakes):
             mistakes += _mistakes_of_validation(config, settings)
     # A run that has trained goes on, as an older version allowed what follows.
     if not is_recorded:
@@ -126,15 +160,90 @@ def settings_of_run(
                 mistakes.append(paid.message)
     # Scorers declare bounds for the right names and options, so these have to be right first.
     if estimator == "gdpo" and not mistakes:
-        with _noted(mistakes):
+        with noted(mistakes):
             settings.check_bounds(_rewards_with_bounds(settings, declared, sources))
-    if mistakes:
-        raise SettingsError(mistakes)
-    return settings
+    return settings, mistakes
+
+
+def mistakes_beside_the_settings(config: Any) -> list[str]:
+    """Return what cannot be of our keys that are no settings of the estimator.
+
+    They are the limits of requests and the tags of a thought, which our reward manager reads, and
+    the minutes after which the launcher ends a run.
+    """
+    mistakes: list[str] = []
+    if uses_gdpo_manager(config):
+        with noted(mistakes):
+            check_limits(config)
+        with noted(mistakes):
+            thought_tags(config)
+    if run_keys.HANG_MINUTES in config.trainer:
+        with noted(mistakes):
+            run_keys.hang_seconds(config.trainer[run_keys.HANG_MINUTES])
+    return mistakes
+
+
+def unread_settings(config: Any, *, has_manager: bool | None = None) -> list[str]:
+    """Return a warning for each of our keys that nobody reads with this estimator and manager.
+
+    Args:
+        has_manager: see `settings_of_run`.
+    """
+    if has_manager is None:
+        has_manager = uses_gdpo_manager(config)
+    estimator = config.algorithm.adv_estimator
+    if estimator == "gdpo":
+        return []
+    names = f"adv_estimator={estimator}, reward_manager={config.reward.reward_manager.name}"
+    written = plain(config.algorithm.get("gdpo")) or {}
+    if has_manager:
+        # The manager adds the rewards up, and what is done with the sum is verl's.
+        unread = [key for key in written if key in OF_THE_ESTIMATOR]
+        if not unread:
+            return []
+        keys = ", ".join(f"{WHERE}.{key}={written[key]}" for key in unread)
+        return [f"{keys}: only the estimator gdpo reads it, and the run has {names}"]
+    warnings = []
+    ours = {WHERE: written, FUNCTIONS: OmegaConf.select(config, FUNCTIONS)}
+    for key in (KEYS, WEIGHTS):
+        ours[key] = OmegaConf.select(config, key)
+    for key, value in ours.items():
+        if value:
+            warnings.append(
+                f"{key}={plain(value)}: nobody reads it, because the run has {names}, and trains "
+                "on one score. For GDPO: algorithm.adv_estimator=gdpo "
+                "reward.reward_manager.name=gdpo"
+            )
+    return warnings
+
+
+def unnamed_rewards(
+    config: Any, settings: GdpoSettings, columns: Mapping[str, Sequence[Any]]
+) -> str:
+    """Return a warning that functions return numbers which the configuration does not name.
+
+    It is "" if there are none. That is allowed, and such a number is logged alone. A number that is
+    named with null is left out on purpose. Of our tasks, all rewards have to be named.
+
+    Args:
+        columns: {name: values} of what was returned.
+    """
+    if settings.rewards is None or not has_own_scorer(config):
+        return ""
+    known = {*settings.names, *settings.rewards_as_written}
+    unnamed = [name for name in rewards_among(columns) if name not in known]
+    unnamed = [name for name in unnamed if not is_internal(name)]
+    if not unnamed:
+        return ""
+    return (
+        f"{', '.join(unnamed)}: returned as numbers, and not in the sum, because the weights name "
+        f"{', '.join(settings.rewards)} alone. To train on one, or to leave it out on purpose, "
+        f"name it in {REWARDS}, with a weight or with null"
+    )
 
 
 @contextmanager
-def _noted(mistakes: list[str]) -> Iterator[None]:
+def noted(mistakes: list[str]) -> Iterator[None]:
     """Note what a check of the block refuses, so that other mistakes are found too."""
     try:
         yield
@@ -515,7 +624,7 @@ def _mistakes_of_listed_names(config: Any, settings: GdpoSettings, *, are_known:
         are_known: whether the settings have all rewards that the configuration names.
     """
     mistakes: list[str] = []
-    with _noted(mistakes):
+    with noted(mistakes):
         check_configured(config, settings.names)
     # Where `algorithm.gdpo.rewards` or the list has weights, the configured names are all that a
     # row needs.

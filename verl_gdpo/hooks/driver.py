@@ -10,18 +10,25 @@ The main modules of `one_step_off_policy` and `fully_async_policy` import that f
 
 from typing import Any
 
+from verl_gdpo.algorithm.settings import SettingsError
 from verl_gdpo.hooks import net, run_keys
 from verl_gdpo.hooks.before_training import probing, sources_in, training_sources
 from verl_gdpo.hooks.call import Call
-from verl_gdpo.hooks.configuration import has_gdpo, settings_of_run, uses_gdpo_manager
+from verl_gdpo.hooks.configuration import (
+    has_gdpo,
+    mistakes_beside_the_settings,
+    noted,
+    settings_and_mistakes_of_run,
+    settings_of_run,
+    unread_settings,
+    uses_gdpo_manager,
+)
 from verl_gdpo.hooks.extend import extend_module, load_all, table
 from verl_gdpo.hooks.lookup import refuse_gdpo
 from verl_gdpo.hooks.refusal import names_gdpo, warn
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
-from verl_gdpo.hooks.unread_keys import refuse_unread_keys
+from verl_gdpo.hooks.unread_keys import find_unread_keys
 from verl_gdpo.scoring.function_list import check_sources
-from verl_gdpo.scoring.limits import check_limits
-from verl_gdpo.scoring.response import thought_tags
 
 MAIN = "verl.trainer.main_ppo"
 
@@ -50,6 +57,8 @@ def check_and_run(call: Call) -> Any:
     config = call["config"]
     if not has_gdpo(config):
         settings_of_run(config)  # which refuses GDPO in capital letters
+        for warning in unread_settings(config):
+            warn(warning)
         return call.hand_on()
     # The class of the trainer's process, which verl makes through Ray.
     runner = call.get("task_runner_class")
@@ -68,18 +77,24 @@ def check_run(config: Any, runner: Any) -> None:
         runner: the class of the trainer's process, or None for that of verl.
 
     Raises:
-        ValueError: something cannot work with gdpo, or would be without effect.
+        SettingsError: something cannot work with gdpo, or would be without effect. It has a message
+            for each mistake.
     """
-    # First: what follows cannot see a setting whose key is misspelt.
-    for warning in refuse_unread_keys(config, runner):
+    for warning in unread_settings(config):
         warn(warning)
+    mistakes: list[str] = []
+    with noted(mistakes):
+        # What follows cannot see a setting whose key is misspelt.
+        unread = find_unread_keys(config, runner)
+        mistakes += unread.refusals
+        for warning in unread.warnings:
+            warn(warning)
     trained = training_sources(config)
-    settings_of_run(config, trained)
-    if uses_gdpo_manager(config):
-        check_limits(config)
-        thought_tags(config)
-        validated = sources_in(config, "val_files")
-        if trained is not None and validated is not None:
+    validated = sources_in(config, "val_files")
+    mistakes += settings_and_mistakes_of_run(config, trained)[1]
+    mistakes += mistakes_beside_the_settings(config)
+    if uses_gdpo_manager(config) and trained is not None and validated is not None:
+        with noted(mistakes):
             check_sources(config, trained, validated)  # the trainer logs its warnings
-    if run_keys.HANG_MINUTES in config.trainer:
-        run_keys.hang_seconds(config.trainer[run_keys.HANG_MINUTES])
+    if mistakes:
+        raise SettingsError(mistakes)

@@ -49,6 +49,7 @@ from verl_gdpo.hooks.configuration import (
     has_own_scorer,
     paid_failures,
     settings_of_run,
+    unnamed_rewards,
     warn_once,
 )
 from verl_gdpo.hooks.dump import DumpRows
@@ -84,6 +85,7 @@ class TrainerRecord:
     sources: set[str] = field(default_factory=set)  # of the training rows, as far as known
     dump_rows: DumpRows = field(default_factory=DumpRows)
     first_formats: FirstFormats = field(default_factory=FirstFormats)
+    has_looked_at_names: bool = False
     is_dumping_rollouts: bool = False
     queue_actors: dict[str, Any] = field(default_factory=dict)  # of V1
     has_asked_workers: bool = False  # the reward workers, which manager they have
@@ -188,6 +190,8 @@ class TrainerRecord:
             ids_of: returns the tokens of a row's response.
         """
         self.look_at_formats(trainer, step.rows, ids_of)
+        if self.has_manager:
+            self._say_what_has_no_weight(trainer.config, step.rows)
         # After a step with two sources, the curve of one must not end where a step has no other.
         self.sources.update(step.rows.sources)
         estimator = trainer.config.algorithm.adv_estimator
@@ -222,6 +226,15 @@ class TrainerRecord:
             return str(tokenizer.decode(ids_of(row), skip_special_tokens=False))
 
         self.first_formats.look(trainer.config, rows, response_of, least)
+
+    def _say_what_has_no_weight(self, config: Any, rows: BatchRows) -> None:
+        """Log once, of the first step, which numbers are no part of the sum."""
+        if self.has_looked_at_names:
+            return
+        self.has_looked_at_names = True
+        warning = unnamed_rewards(config, self.settings, rows.columns)
+        if warning:
+            logger.warning("verl-gdpo: %s", warning)
 
 
 def warn_of_paid_failures(config: Any, settings: GdpoSettings) -> None:

@@ -12,18 +12,23 @@ A key that nobody reads is refused if one that is read has nearly its name, and 
 block, or has the very name, and stands in one of a few other blocks. There are warnings in place of
 the refusals where code of the user's reads the block, and for a verl of another version than the
 table's, whose keys we do not know.
+
+Some keys are not silently without effect. Of `MADE_BLOCKS`, verl makes dataclasses in its workers,
+and a key that the class does not take ends the run there, so it is always refused. `MOVED` has the
+keys of older versions that verl's configuration still has, and that no part of verl reads.
 """
 
 import difflib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import verl
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from verl_gdpo.hooks import run_keys, verl_keys
@@ -47,7 +52,46 @@ OUR_KEYS: Mapping[str, tuple[str, ...]] = {
 NEAR, NEAR_AT_TOP = 0.75, 0.85
 SIMILAR = 0.6  # of a remark, which refuses nothing
 FEW_BLOCKS = 3  # a name such as `path` or `enable`, which more blocks have, says little
+ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+CRITIC = "critic"
+# verl makes a dataclass of each of these blocks, with those below it that have a `_target_`.
+MADE_BLOCKS = (ACTOR, "actor_rollout_ref.ref", ROLLOUT, "actor_rollout_ref.model", CRITIC)
+# {a name in TRL and transformers: the key of verl}. No letters tell that they mean the same.
+OTHER_NAMES: Mapping[str, str] = {
+    "batch_size": "data.train_batch_size",
+    "epsilon": f"{ACTOR}.clip_ratio",
+    "epsilon_high": f"{ACTOR}.clip_ratio_high",
+    "eval_steps": "trainer.test_freq",
+    "learning_rate": f"{ACTOR}.optim.lr",
+    "max_completion_length": "data.max_response_length",
+    "max_grad_norm": f"{ACTOR}.grad_clip",
+    "max_steps": "trainer.total_training_steps",
+    "num_generations": f"{ROLLOUT}.n",
+    "num_train_epochs": "trainer.total_epochs",
+    "output_dir": "trainer.default_local_dir",
+    "report_to": "trainer.logger",
+    "run_name": "trainer.experiment_name",
+    "save_steps": "trainer.save_freq",
+    "warmup_ratio": f"{ACTOR}.optim.lr_warmup_steps_ratio",
+    "warmup_steps": f"{ACTOR}.optim.lr_warmup_steps",
+}
+# {a block of an older version: the block that verl reads}, and the keys that have another name
+# there. They are those of verl's `migrate_legacy_reward_impl`, which `main_ppo` does not call.
+MOVED_BLOCKS: Mapping[str, str] = {
+    "custom_reward_function": "reward.custom_reward_function",
+    "reward_model": "reward.reward_model",
+    "sandbox_fusion": "reward.sandbox_fusion",
+}
+MOVED: Mapping[str, str] = {
+    "reward_model.model.path": "reward.reward_model.model_path",
+    "reward_model.num_workers": "reward.num_workers",
+    "reward_model.reward_kwargs": "reward.reward_kwargs",
+    "reward_model.reward_loop_class_name": "reward.reward_manager.module.name",
+    "reward_model.reward_loop_module_path": "reward.reward_manager.module.path",
+    "reward_model.reward_loop_source": "reward.reward_manager.source",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+}
 # {a key that names code of the user's: the blocks that this code gets}
 NAMES_CODE: Mapping[str, tuple[str, ...]] = {
     "data.custom_cls.path": ("data",),
@@ -80,12 +124,14 @@ OUR_PACKAGES = ("verl", "verl_gdpo")
 class UnreadKeys:
     """What was found: a sentence for each key that looks misspelt, and one for all others.
 
-    refusals: nobody reads the key, and it looks misspelt.
+    refusals: nobody reads the key, and it looks misspelt; or verl would stop at it.
     warnings: it looks misspelt, and it is not known who reads it; or `others`.
+    not_taken: the keys at which verl would stop.
     """
 
     refusals: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    not_taken: list[str] = field(default_factory=list)
 
 
 def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
@@ -103,22 +149,35 @@ def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
     own_keys = _own_keys(whole)
     users_blocks = set(_blocks_of_users_code(whole, task_runner_class))
     found = UnreadKeys()
+    for key, value, new in _moved(whole):
+        found.refusals.append(
+            f"{key}={value}: this verl does not read the key, and would train without it. "
+            f"Set {new}={value}"
+        )
     unknown = []
-    for block, name, value in _not_in_the_tables(whole):
+    for block, name, value, made in _not_read(whole):
         key = _join(block, name)
+        shown = key
+        if not isinstance(value, Mapping):
+            shown = f"{key}={value}"
+        near = _near(block, name)
+        if made:
+            found.not_taken.append(key)
+            found.refusals.append(
+                f"{shown}: verl makes a {made} of {block}, which takes no such key, so the run "
+                f"would end once its workers start{'' if near is None else f'; {near}'}"
+            )
+            continue
         if is_read_elsewhere(key) or _is_below_one_of(key, own_keys):
             continue
-        near = _near(block, name)
         is_users = _is_below_one_of(key, users_blocks)
         if near is None:
             # A whole block of the user's at the top is no mistake.
             if not is_users and block:
                 unknown.append(key + _similar(block, name))
             continue
-        shown = key
-        if not isinstance(value, Mapping):
-            shown = f"{key}={value}"
-        if is_users:
+        # Without a critic, its keys have no effect, whether they are right or wrong.
+        if is_users or _is_below_one_of(key, [CRITIC]):
             found.warnings.append(f"{shown}: neither verl nor verl-gdpo reads this key; {near}")
         # The tables are those of one version, and another may read more keys.
         elif VERL_VERSION != verl_keys.VERSION:
@@ -141,18 +200,6 @@ def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
     return found
 
 
-def refuse_unread_keys(config: Any, task_runner_class: Any = None) -> list[str]:
-    """Return what to warn of.
-
-    Raises:
-        ValueError: a key that nobody reads looks misspelt. The message has a line for each.
-    """
-    found = find_unread_keys(config, task_runner_class)
-    if found.refusals:
-        raise ValueError("\n".join(found.refusals))
-    return found.warnings
-
-
 @cache
 def _tables() -> Mapping[str, frozenset[str]]:
     """Return {block: the names that verl or we read there}. Any key may stand in other blocks."""
@@ -165,18 +212,78 @@ def _tables() -> Mapping[str, frozenset[str]]:
     return tables
 
 
-def _not_in_the_tables(
-    configuration: Mapping[str, Any], block: str = ""
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield (block, name, value) of each key that the tables lack, and nothing below it."""
+def _not_read(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield each key that is not read, and nothing below it.
+
+    Yields: its block, name and value, and the name of the class that does not take it; "" if the
+        key is only without effect.
+    """
+    made_blocks = set(MADE_BLOCKS)
+    if not _trains_critic(whole):
+        made_blocks.remove(CRITIC)
+    yield from _not_read_below(whole, "", made_blocks)
+
+
+def _not_read_below(
+    configuration: Mapping[str, Any], block: str, made_blocks: Iterable[str]
+) -> Iterator[tuple[str, str, Any, str]]:
     known = _tables()[block]
+    made = ""
+    target = configuration.get("_target_")
+    if target and _is_below_one_of(block, made_blocks):
+        taken = _fields_of(target)
+        if taken is not None:
+            # Some keys verl takes out itself before it makes the class: `ref.log_prob_...`.
+            known = known | taken
+            made = target.rpartition(".")[2]
     for name, value in configuration.items():
         inner = _join(block, str(name))
         if name not in known:
-            yield block, str(name), value
+            yield block, str(name), value, made
         # Below a key without a table of its own, users may write what they like.
         elif isinstance(value, Mapping) and inner in _tables():
-            yield from _not_in_the_tables(value, inner)
+            yield from _not_read_below(value, inner, made_blocks)
+
+
+@cache
+def _fields_of(target: str) -> frozenset[str] | None:
+    """Return the keys that a dataclass of verl takes; None for another class."""
+    if not _is_of_verl_or_ours(target):
+        return None
+    try:
+        made = get_class(target)
+    except Exception:
+        # verl says so where it makes the class.
+        return None
+    if not is_dataclass(made):
+        return None
+    return frozenset(each.name for each in fields(made))
+
+
+def _trains_critic(whole: Mapping[str, Any]) -> bool:
+    """Whether verl trains a critic, as its `need_critic` finds, which warns where nothing says."""
+    is_enabled = _value(whole, "critic.enable")
+    if is_enabled is None:
+        return bool(_value(whole, "algorithm.adv_estimator") == "gae")
+    return bool(is_enabled)
+
+
+def _moved(whole: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yield (key, value, the key that verl reads) of what stands in a block of an older version."""
+    for block, new_block in MOVED_BLOCKS.items():
+        for key, value in _leaves(whole.get(block), block):
+            new = MOVED.get(key, new_block + key.removeprefix(block))
+            # verl's configuration has null under each of them.
+            if value is not None:
+                yield key, value, new
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, _join(path, str(name)))
 
 
 class _Interpolations:
@@ -272,16 +379,46 @@ def _is_of_verl_or_ours(module: str) -> bool:
 
 def _near(block: str, name: str) -> str | None:
     """Return the question which key is meant; None if no key looks as if it were meant."""
+    keys = _near_keys(block, name)
+    if not keys:
+        return None
+    return f"did you mean {' or '.join(keys)}?"
+
+
+def _near_keys(block: str, name: str) -> list[str]:
+    """Return the keys that look as if one of them were meant."""
+    if name in OTHER_NAMES:
+        meant = OTHER_NAMES[name]
+        own_name = meant.rpartition(".")[2]
+        if own_name in _tables()[block]:
+            meant = _join(block, own_name)
+        return [meant]
     ratio = NEAR if block else NEAR_AT_TOP
     here = _closest(name, _tables()[block], ratio)
     if here is not None:
-        return f"did you mean {_join(block, here)}?"
+        return [_join(block, here)]
     elsewhere = _blocks_with(name)
     # A key with the right name was probably written into the wrong block.
     if block and 0 < len(elsewhere) <= FEW_BLOCKS:
-        keys = [_join(each, name) for each in elsewhere]
-        return f"did you mean {' or '.join(keys)}?"
-    return None
+        return [_join(each, name) for each in elsewhere]
+    return []
+
+
+def meant_by(key: str) -> list[str]:
+    """Return the keys of which one may be meant by a key that verl's configuration lacks.
+
+    The first part that is not there is taken for the wrong one, as `modl` in `critic.modl.path`.
+    """
+    block = ""
+    names = key.split(".")
+    for number, name in enumerate(names):
+        if block not in _tables():
+            return []
+        if name not in _tables()[block]:
+            below = names[number + 1 :]
+            return [".".join([near, *below]) for near in _near_keys(block, name)]
+        block = _join(block, name)
+    return []
 
 
 def _similar(block: str, name: str) -> str:

@@ -3,7 +3,7 @@
 The functions themselves are in `reward_functions.py`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -359,14 +359,14 @@ def check_sources(config: Any, trained: Iterable[str], validated: Iterable[str])
         validated: those of all validation rows.
 
     Raises:
-        ValueError: no row has any of the sources of a function, so it would never be called, or
+        SettingsError: no row has any of the sources of a function, so it would never be called, or
             the key `validation` leaves rows of a source without a function.
     """
     trained = set(trained)
     validated = set(validated)
-    _check_each_source_is_scored(config, trained, is_validation=False)
+    mistakes = list(_sources_without_function(config, trained, is_validation=False))
     if validates(config):
-        _check_each_source_is_scored(config, validated, is_validation=True)
+        mistakes += _sources_without_function(config, validated, is_validation=True)
     warnings = []
     for name, entry in entries_of(config).items():
         listed = entry["sources"]
@@ -388,19 +388,22 @@ def check_sources(config: Any, trained: Iterable[str], validated: Iterable[str])
         closest = hint(unknown[0], known)
         # One list may serve several data sets, so a single source that no row has is allowed.
         if len(unknown) == len(listed):
-            raise ValueError(
+            mistakes.append(
                 f"{where}: no {rows} has such a data_source{closest}. The "
                 "function would never be called; correct the list, or leave the function out"
             )
+            continue
         for source in unknown:
             warnings.append(f"{where}: no row has data_source {source!r}{hint(source, known)}")
+    if mistakes:
+        raise SettingsError(mistakes)
     return warnings
 
 
-def _check_each_source_is_scored(
+def _sources_without_function(
     config: Any, sources: Iterable[str], *, is_validation: bool
-) -> None:
-    """Raise ValueError if the key `validation` leaves rows of a data source without a function."""
+) -> Iterator[str]:
+    """Yield each data source whose rows the key `validation` leaves without a function."""
     # An agent loop of the user's may score its rows itself.
     if OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_config_path"):
         return
@@ -416,7 +419,7 @@ def _check_each_source_is_scored(
         if scoring and not is_scored:
             rows = "validation" if is_validation else "training"
             value = NEVER if is_validation else ONLY
-            raise ValueError(
+            yield (
                 f"{KEY}: no function scores the {rows} rows of data_source {source!r}, because "
                 f"{scoring} have validation={value}. Add a function for them"
             )

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from verl_gdpo.algorithm.settings import SettingsError
 from verl_gdpo.scoring.function_list import KEY as FUNCTIONS
 from verl_gdpo.scoring.function_list import limited_functions
 from verl_gdpo.scoring.scorer_calls import NoAnswerError, answer_of, in_own_task
@@ -56,27 +57,33 @@ def limits_of(config: Any) -> Limits | None:
     """Return the limits that a configuration has; None for none.
 
     Raises:
-        ValueError: one of them is no number above 0, or no request could ever begin.
+        SettingsError: one of them is no number above 0, or no request could ever begin.
     """
     values = _written_limits(config)
+    mistakes = []
+    numbers: dict[str, Any] = {}
     for key, value in values.items():
         # A bool is an int in Python. NaN is not above 0, and this is written so that it is refused.
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ValueError(f"reward.{key}={value}: expected a number above 0")
-    if not values:
-        return None
-    limits = Limits(**values)
+            mistakes.append(f"reward.{key}={value}: expected a number above 0")
+        else:
+            numbers[key] = value
+    limits = Limits(**numbers)
     if limits.max_concurrent is not None and limits.max_concurrent != int(limits.max_concurrent):
-        raise ValueError(f"reward.max_concurrent={limits.max_concurrent}: expected a whole number")
+        mistakes.append(f"reward.max_concurrent={limits.max_concurrent}: expected a whole number")
     # Below these two, no request could begin within any minute, and all would wait for ever.
     if limits.max_rpm is not None and limits.max_rpm < 1:
-        raise ValueError(f"reward.max_rpm={limits.max_rpm}: expected 1 request a minute or more")
+        mistakes.append(f"reward.max_rpm={limits.max_rpm}: expected 1 request a minute or more")
     if limits.max_tpm is not None and limits.max_tpm < limits.estimated_tokens_per_request:
-        raise ValueError(
+        mistakes.append(
             f"reward.max_tpm={limits.max_tpm}: one request takes more, "
             f"reward.estimated_tokens_per_request={limits.estimated_tokens_per_request}. Set it to "
             "the tokens of a request, or raise max_tpm"
         )
+    if mistakes:
+        raise SettingsError(mistakes)
+    if not values:
+        return None
     return limits
 
 

@@ -126,8 +126,8 @@ def _imported(name: str, path: str) -> ModuleType:
     """Import a module; a failure says where it is."""
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        # A script may end with sys.exit().
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        # A script may end with sys.exit(), and one that waits for keys with KeyboardInterrupt.
         raise ValueError(f"{path}: cannot be imported: {_reason(error)}") from error
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_gdpo.algorithm.rubrics import criteria_of
-from verl_gdpo.algorithm.settings import hint
+from verl_gdpo.algorithm.settings import SettingsError, hint
 from verl_gdpo.algorithm.values import DROPPED, FAILED, NOTES_KEY, RUBRIC_KEY, is_number, plain_name
 from verl_gdpo.algorithm.zero import is_the_sum
 from verl_gdpo.scoring.function_list import (
@@ -227,17 +227,24 @@ def reward_functions(config: Any) -> list[ListedFunction]:
     """Load the functions of the list.
 
     Raises:
-        ValueError: an entry cannot be used; the message names it, and what to write.
+        SettingsError: an entry cannot be used; a message for each names it, and what to write.
     """
     # All mistakes of the list are told at once, before code of any file runs.
     check_entries(config)
     rewards = rewards_of_run(config)
     is_weighed = has_weights(config)
     functions = []
+    mistakes = []
     for name, entry in entries_of(config).items():
-        function, options = _function(f"{KEY}.{name}", entry)
+        try:
+            function, options = _function(f"{KEY}.{name}", entry)
+        except ValueError as error:
+            mistakes.append(str(error))
+            continue
         expected = _expected_rewards(name, entry, is_weighed)
         functions.append(ListedFunction(name, function, options, entry, rewards[name], expected))
+    if mistakes:
+        raise SettingsError(mistakes)
     return functions
 
 
@@ -299,6 +306,9 @@ def module_with(where: str, path: str, name: str) -> ModuleType:
     Raises:
         ValueError: it cannot be loaded, or has no function of this name.
     """
+    # Hydra reads `name=nan` as a number.
+    if not isinstance(name, str):
+        raise ValueError(f"{where}.name={name!r}: expected the name of a function, in quotes")
     try:
         module = load(path)
     except ValueError as error:

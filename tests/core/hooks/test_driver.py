@@ -15,6 +15,7 @@ from stand_in import stand_in
 
 from verl_gdpo.hooks import driver, rollout_guard
 from verl_gdpo.hooks.before_training import training_sources
+from verl_gdpo.hooks.unread_keys import UnreadKeys
 
 
 def test_verls_main_is_extended_where_it_is_the_main_module(monkeypatch):
@@ -123,3 +124,30 @@ def test_verls_function_gets_the_runner_where_it_was_given(monkeypatch, given):
     assert args[0] is config
     assert args[1:] == tuple(f"probing {each}" for each in given[0])
     assert kwargs == {name: f"probing {value}" for name, value in given[1].items()}
+
+
+@pytest.mark.parametrize(
+    ("manager", "words"),
+    [
+        ("naive", ["algorithm.gdpo={'rewards': {'a': 1}, 'eps': 0.1}: nobody reads it", "score"]),
+        ("gdpo", ["algorithm.gdpo.eps=0.1: only the estimator gdpo reads it"]),
+    ],
+)
+def test_a_run_is_warned_of_our_keys_that_nobody_reads_in_it(monkeypatch, capsys, manager, words):
+    """With our manager, the rewards have their weights under any estimator."""
+    monkeypatch.setattr(driver, "training_sources", lambda config: None)
+    monkeypatch.setattr(driver, "find_unread_keys", lambda *_: UnreadKeys())
+    gdpo = {"rewards": {"a": 1}, "eps": 0.1}
+    config = composed("hardware=cpu", "estimator=grpo")
+    OmegaConf.set_struct(config, False)
+    config.algorithm.gdpo = gdpo
+    config.reward.reward_manager.name = manager
+    config.reward.custom_reward_function.path = "mine.py"
+    given = []
+    stand_in(driver.check_and_run, lambda config: given.append(config))(config)
+    assert given == [config]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [text for text in words if text not in line] == []
+    config.algorithm.gdpo = {"rewards": {"a": 1}} if manager == "gdpo" else {}
+    stand_in(driver.check_and_run, lambda config: given.append(config))(config)
+    assert capsys.readouterr().err == ""

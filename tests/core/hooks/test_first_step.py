@@ -134,6 +134,18 @@ def test_a_step_of_the_v1_trainer_says_it(queue, tmp_path, caplog):
     assert "in step 7" in lines[0] and decoded == [[0, 1]]
 
 
+def test_a_run_says_once_which_numbers_have_no_weight(queue, tmp_path, caplog):
+    own = f"reward.custom_reward_function.path={tmp_path}/mine.py"
+    trainer = ours(tmp_path, own, "+algorithm.gdpo.rewards={a: 1, c: null}")
+    infos = [{"a": value, "b": 2.0, "c": 1.0, "d": "text", "score": value} for value in (0.0, 1.0)]
+    for _ in range(2):
+        for uid in ("u", "v"):
+            queue.add_group(uid, infos, lengths=(2, 3), data_source="mine")
+        step_of(trainer)
+    (line,) = [line for line in caplog.messages if "returned as numbers" in line]
+    assert line.startswith("verl-gdpo: b: returned as numbers, and not in the sum")
+
+
 def test_dynamic_sampling_says_it_although_no_group_is_left(queue, tmp_path, caplog):
     """Each group has one reward for all of its samples, so that no step has any of them."""
     filtering = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=score"]

@@ -12,10 +12,12 @@ from omegaconf import OmegaConf
 from quick_composition import compose_quickly
 from stand_in import stand_in
 
+from verl_gdpo.algorithm.settings import SettingsError
 from verl_gdpo.hooks import driver, unread_keys, verl_keys
-from verl_gdpo.hooks.unread_keys import UnreadKeys, find_unread_keys
+from verl_gdpo.hooks.unread_keys import UnreadKeys, find_unread_keys, meant_by
 
 GDPO = ["algorithm.adv_estimator=gdpo", "reward.reward_manager.name=gdpo"]
+ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 # (override, the key that is meant)
@@ -115,6 +117,66 @@ def test_a_key_that_is_close_to_nothing_gets_one_line():
     assert "'+own_keys=[data.my_option,trainer.my_note,trainer.seed]'" in line
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (f"+{ACTOR}.optim.my_option=1", "verl makes a FSDPOptimizerConfig of"),
+        (f"+{ACTOR}.optim.learning_rate=1e-5", f"did you mean {ACTOR}.optim.lr?"),
+        (f"+{ROLLOUT}.val_kwarg=1", f"did you mean {ROLLOUT}.val_kwargs?"),
+        ("+actor_rollout_ref.model.lora_rnk=8", "did you mean actor_rollout_ref.model.lora_rank?"),
+    ],
+)
+@pytest.mark.parametrize("version", [verl_keys.VERSION, "0.9.2"])
+def test_a_key_at_which_verl_would_stop_is_refused(monkeypatch, override, words, version):
+    """Whatever the tables say of another version: the class itself is asked."""
+    monkeypatch.setattr(unread_keys, "VERL_VERSION", version)
+    found = find_unread_keys(plain(override, "data.custom_cls.path=mine.py"))
+    assert found.warnings == []
+    (refusal,) = found.refusals
+    assert words in refusal
+    assert found.not_taken == [override.lstrip("+").partition("=")[0]]
+    # A key of the user's own does not help: verl would stop at it all the same.
+    own = f"+own_keys=[{found.not_taken[0]}]"
+    assert len(find_unread_keys(plain(override, own)).refusals) == 1
+
+
+@pytest.mark.parametrize("key", ["param_offload", "learning_rate"])
+def test_keys_of_the_critic_matter_to_a_run_that_has_one(key):
+    """The first is one of an older version of verl."""
+    override = f"+critic.model.fsdp_config.{key}=1"
+    found = find_unread_keys(plain(override))
+    assert found.refusals == []
+    (warning,) = found.warnings
+    assert "critic.model.fsdp_config" in warning
+    for trains in ("algorithm.adv_estimator=gae", "critic.enable=True"):
+        found = find_unread_keys(plain(override, trains))
+        assert found.not_taken == ["critic.model.fsdp_config"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("custom_reward_function.path=a.py", "reward.custom_reward_function.path=a.py"),
+        ("sandbox_fusion.url=http://a", "reward.sandbox_fusion.url=http://a"),
+        ("reward_model.reward_manager=dapo", "reward.reward_manager.name=dapo"),
+        ("reward_model.enable=True", "reward.reward_model.enable=True"),
+        ("reward_model.model.path=org/m", "reward.reward_model.model_path=org/m"),
+        ("reward_model.rollout.name=vllm", "reward.reward_model.rollout.name=vllm"),
+    ],
+)
+def test_a_key_of_an_older_verl_is_refused_with_the_new_one(old, new):
+    (refusal,) = find_unread_keys(plain(old)).refusals
+    assert refusal.startswith(f"{old}: this verl does not read the key")
+    assert refusal.endswith(f"Set {new}")
+
+
+def test_which_key_a_refused_override_means():
+    assert meant_by("critic.modl.path") == ["critic.model.path"]
+    assert meant_by("trainer.learning_rate") == [f"{ACTOR}.optim.lr"]
+    assert meant_by("data.my_option") == []
+    assert meant_by(f"{ROLLOUT}.engine_kwargs.vllm.anything") == []
+
+
 def test_own_keys_are_allowed_with_all_below_them():
     lines = ["+data.image_keys=[a]", "+reward.reward_function.x.path=a", "+trainer.my_note=late"]
     allowed = "+own_keys=[data.image_keys,reward.reward_function,trainer]"
@@ -137,7 +199,7 @@ def test_own_keys_that_are_no_list_of_keys(keys):
         ("data.custom_cls.path=mine.py", "+data.image_keys=a"),
         ("reward.reward_manager.source=importlib", "+reward.max_concurent=2"),
         (f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager", "+trainer.time_out=2"),
-        (f"{ROLLOUT}.agent.agent_loop_config_path=loops.yaml", f"+{ROLLOUT}.val_kwarg=2"),
+        (f"{ROLLOUT}.agent.agent_loop_config_path=loops.yaml", "+data.image_keys=2"),
         ("trainer.v1.sampler.custom_sampler.path=s.py", "+trainer.v1.sampler.sampler_kwarg=2"),
         ("actor_rollout_ref.actor._target_=mine.Actor", "+actor_rollout_ref.actor.clip_ratios=2"),
     ],
@@ -157,7 +219,7 @@ def test_code_that_the_user_registered_gets_its_block(monkeypatch):
             "single_turn_agent": {"_target_": "mine.Loop"}
         },
     }
-    overrides = ["+algorithm.gdop=1", f"+{ROLLOUT}.val_kwarg=1"]
+    overrides = ["+algorithm.gdop=1", "+data.image_keys=1"]
     assert len(find_unread_keys(plain(*overrides)).refusals) == 2
     for (module, registry), entries in registries.items():
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{registry: entries}))
@@ -223,7 +285,25 @@ def start_config(tmp_path):
 def test_the_start_of_a_run_refuses_all_of_them_at_once(start_config):
     with pytest.raises(ValueError, match="max_concurrent") as error:
         started(start_config("+reward.max_concurent=2", "+data.max_promt_length=5"))
-    assert len(str(error.value).splitlines()) == 2
+    assert len(error.value.mistakes) == 2
+
+
+def test_the_start_of_a_run_tells_mistakes_of_all_kinds_at_once(start_config):
+    """A misspelt key, a setting, a limit, tags, and the launcher's minutes."""
+    mistakes = {
+        "+data.max_promt_length=5": "did you mean data.max_prompt_length?",
+        "+algorithm.gdpo.epss=1": "did you mean 'eps'?",
+        "+reward.max_rpm=none": "reward.max_rpm=none",
+        "+reward.max_tpm=none": "reward.max_tpm=none",
+        "+reward.thought_tags=[a]": "reward.thought_tags",
+        "++trainer.hang_minutes=soon": "trainer.hang_minutes='soon'",
+    }
+    with pytest.raises(SettingsError) as error:
+        started(start_config(*mistakes))
+    told = error.value.mistakes
+    assert len(told) == len(mistakes)
+    for words in mistakes.values():
+        assert [text for text in told if words in text], words
 
 
 def test_the_start_of_a_run_warns_and_goes_on(start_config, capsys):
@@ -236,7 +316,7 @@ def test_a_run_without_gdpo_is_not_looked_at(start_config, monkeypatch):
     def forbidden(*_):
         raise AssertionError
 
-    monkeypatch.setattr(driver, "refuse_unread_keys", forbidden)
+    monkeypatch.setattr(driver, "find_unread_keys", forbidden)
     config = start_config("estimator=grpo", "+data.max_promt_length=5")
     config.reward.reward_manager.name = "naive"
     assert started(config) == [config]
