@@ -40,6 +40,18 @@ async def waits(data_source, solution_str, ground_truth, extra_info):
 def splits(data_source, solution_str, ground_truth, extra_info):
     return {"tools": solution_str.split("<tool_call>")[1].count("city") * 1.0}  # bad on ""
 
+def fails_in_two_ways(solution_str, **_):
+    if not solution_str:
+        raise KeyError("empty")
+    return {"a": float("nan") if solution_str == "?" * 8 else 1.0}
+
+def text_beside(solution_str, ground_truth, **_):
+    return {"right": float(solution_str == ground_truth), "style": "1.0"}
+
+def three(solution_str, ground_truth, **_):
+    right = float(solution_str == ground_truth)
+    return {"right": right, "short": float(len(solution_str) < 20), "length": len(solution_str)}
+
 def nothing(**_):
     return None
 
@@ -109,6 +121,13 @@ import os
 KEY = os.environ["KEY_OF_A_JUDGE"]
 """
 
+# {name of a reward file: how it ends the process that imports it}
+ENDS = {
+    "exits": "import sys\nsys.exit(1)\n",
+    "interrupts": "\nraise KeyboardInterrupt\n",
+    "dies": "import os\nos._exit(3)\n",
+}
+
 POSITIONS = 1024
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
@@ -159,6 +178,8 @@ def write_check_data(folder):
     (folder / "good.jsonl").write_text("\n".join(lines))
     (folder / "rewards.py").write_text(REWARDS)
     (folder / "keyless.py").write_text(KEYLESS)
+    for name, code in ENDS.items():
+        (folder / f"{name}.py").write_text(code)
     for name, template in {"model": TEMPLATE, "base_model": None}.items():
         write_model_without_weights(folder / name, template)
     (folder / "broken.py").write_text("import no_such_module\n")

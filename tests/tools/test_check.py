@@ -625,7 +625,7 @@ def test_in_a_run_only_warnings_and_all_after_a_problem(check):
         "data.filter_overlong_prompts=False", scorer="lengths", options=["--brief"]
     )
     told = remarks_of(output)
-    assert told[-1] == "verl-gdpo check: no problem found, 7 warnings"
+    assert re.fullmatch(r"verl-gdpo check: no problem found, \d warnings", told[-1])
     assert not any("files: 6 rows" in text for text in told)
     flat = "warning: data_source 'rlla': flat is the same for all made-up responses"
     assert f"verl-gdpo check: {flat}" in told

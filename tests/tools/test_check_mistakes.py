@@ -1,7 +1,8 @@
 """How many kinds of mistakes `verl-gdpo check` says, and how many healthy runs it refuses.
 
 `check_mistakes.txt` and `check_healthy.txt` are the lists; docs/check.md has the counts. Of
-`check_broken.txt`, the whole messages are compared.
+`check_broken.txt`, the whole messages are compared. Lines of `check_pairs.txt` have several
+mistakes.
 """
 
 import pytest
@@ -21,6 +22,14 @@ def test_a_mistake_is_said(plain, data, added, words):
     """In a warning or a problem: after a problem, other remarks are shown too."""
     _, warnings, problems = plain("--brief", *arguments_of(added, data))
     assert [part for part in words.split(" & ") if part not in (problems or warnings)] == []
+
+
+@pytest.mark.parametrize(("added", "words"), [*lines_of("pairs")])
+def test_no_mistake_hides_another(plain, data, added, words):
+    code, warnings, problems = plain("--brief", *arguments_of(added, data))
+    assert code == 1
+    told = problems + warnings
+    assert [part for part in words.split(" & ") if part not in told] == [], told
 
 
 @pytest.mark.parametrize(("added", "message"), [*lines_of("broken")])

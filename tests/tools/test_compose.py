@@ -2,12 +2,13 @@
 
 import re
 import shlex
+from argparse import Namespace
 
 import pytest
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import line_of, read_settings
-from verl_gdpo.tools.compose import composed
+from verl_gdpo.tools.compose import PLAIN, compose_accepted, composed
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,21 @@ def test_the_printed_line_sets_the_mapping_whatever_was_there(before):
 def test_what_hydra_refuses_is_refused(override, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         composed(OmegaConf.create({"algorithm": {"n": 3}}), [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["data.train_batch_size=6", "+data.train_batch_size=32"], "+data.train_batch_size=32"),
+        (["+data.train_batch_size=32", "data.train_batch_size=32"], "+data.train_batch_size=32"),
+        (["+data.mine=null", "~data.mine"], "~data.mine"),
+        (["data.mine=1", "+data.mine=1"], "data.mine=1"),
+    ],
+)
+def test_of_overrides_of_one_key_the_one_that_hydra_refuses_is_left_out(overrides, refused):
+    options = Namespace(config_dir=None, config_name=PLAIN, config_path=None, overrides=overrides)
+    _, left_out = compose_accepted(options)
+    assert list(left_out) == [refused]
 
 
 def test_composing_leaves_the_saved_configuration_as_it_is():

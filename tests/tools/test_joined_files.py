@@ -6,6 +6,7 @@ import datasets
 import pyarrow as pa
 import pytest
 from omegaconf import OmegaConf
+from run_config import run_config
 
 from verl_gdpo.tools.check.data_files import DataFile, read_files
 from verl_gdpo.tools.check.joined_files import columns_that_a_file_lacks, what_cannot_be_joined
@@ -83,6 +84,8 @@ def test_a_null_in_the_place_of_a_message_is_named_with_its_row(tmp_path, prompt
     good["reward_model"] = {"ground_truth": "1"}
     path = tmp_path / "rows.parquet"
     pa.parquet.write_table(pa.Table.from_pylist([good, good, {**good, "prompt": prompt}]), path)
-    config = OmegaConf.create({"data": {"train_files": str(path), "prompt_key": "prompt"}})
+    config = OmegaConf.merge(
+        run_config(), {"data": {"train_files": str(path), "prompt_key": "prompt"}}
+    )
     with pytest.raises(ValueError, match=r"prompt of 1 of 3 rows is null, .* such as row 2\. verl"):
         read_files(config, "train_files")

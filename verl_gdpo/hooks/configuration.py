@@ -196,6 +196,9 @@ def unread_settings(config: Any, *, has_manager: bool | None = None) -> list[str
         return []
     names = f"adv_estimator={estimator}, reward_manager={config.reward.reward_manager.name}"
     written = plain(config.algorithm.get("gdpo")) or {}
+    if isinstance(written, Mapping):
+        # With null, a recipe leaves the choice to the default.
+        written = {key: value for key, value in written.items() if value is not None}
     if has_manager:
         # The manager adds the rewards up, and what is done with the sum is verl's.
         unread = [key for key in written if key in OF_THE_ESTIMATOR]

@@ -11,7 +11,7 @@ The main modules of `one_step_off_policy` and `fully_async_policy` import that f
 from typing import Any
 
 from verl_gdpo.algorithm.settings import SettingsError
-from verl_gdpo.hooks import net, run_keys
+from verl_gdpo.hooks import net
 from verl_gdpo.hooks.before_training import probing, sources_in, training_sources
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.configuration import (

@@ -25,8 +25,6 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.algorithm.settings import hint
-
 PLAIN = "ppo_trainer"  # what `verl.trainer.main_ppo` takes without --config-name
 
 
@@ -42,40 +40,48 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=about)
 
 
-def compose_accepted(options: argparse.Namespace) -> tuple[Any, list[str]]:
-    """Return the configuration of the parsed arguments, and a sentence for each that is left out.
+def compose_accepted(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
+    """Return the configuration of the parsed arguments, and {override: why Hydra refuses it}.
 
     Hydra names the first override that it refuses; so this leaves that out, and asks again.
 
     Raises:
         ValueError, HydraException, OmegaConfBaseException: see `compose_config`.
     """
-    where, kept = (options.config_dir, options.config_name), [*options.overrides]
+    kept = list(options.overrides)
     refused: dict[str, str] = {}
     while True:
         try:
-            config = compose_config(*where, kept, options.config_path)
-            return config, [_why_refused(config, *each) for each in refused.items()]
+            config = compose_config(
+                options.config_dir, options.config_name, kept, options.config_path
+            )
+            return config, refused
         except (HydraException, OmegaConfBaseException) as error:
-            text = f"{getattr(error, 'override', '')}\n{error}\n"  # of what cannot be parsed
-            named = [override for override in kept if _is_named(override, text)]
-            if not named:
+            accused = _accused(kept, error)
+            if accused is None:
                 raise
-            kept.remove(named[0])
-            refused[named[0]] = str(error)
+            kept.remove(accused)
+            refused[accused] = str(error)
 
 
-def _is_named(override: str, text: str) -> bool:
-    key = override.lstrip("+~").partition("=")[0]
-    return any(sign in text for sign in (override, f"'{key}'", f"'{key}/", f": {key}\n"))
-
-
-def _why_refused(config: Any, override: str, message: str) -> str:
-    block, _, name = override.partition("=")[0].rpartition(".")
-    parent = OmegaConf.select(config, block) if block else config
-    if OmegaConf.is_dict(parent) and name not in parent and "To append" in message:
-        message = f"no such key{hint(name, [*map(str, parent)])}"
-    return f"{override}: {message}"
+def _accused(overrides: Sequence[str], error: Exception) -> str | None:
+    """Return the override that an error of Hydra's is about; None if that is not known."""
+    # Hydra's parser tells it.
+    text = f"{getattr(error, 'override', '')}\n{error}\n"
+    # Some messages have the override itself, where another one may set the same key. Of
+    # `+a.b=1`, they also have what stands behind its plus sign, so the longest one is meant.
+    whole = [override for override in overrides if override in text]
+    if whole:
+        return max(whole, key=len)
+    # Of a deletion, they have the key alone.
+    deletes = "Could not delete" in text
+    candidates = [each for each in overrides if each.startswith("~") or not deletes]
+    for override in candidates:
+        key = override.lstrip("+~").partition("=")[0]
+        # A key, a group of files (`estimator=gdpa`), and the key of an interpolation.
+        if any(sign in text for sign in (f"'{key}'", f"'{key}/", f": {key}\n")):
+            return override
+    return None
 
 
 def file_of_verl(module: str) -> Path:

@@ -148,6 +148,7 @@ def test_a_run_is_warned_of_our_keys_that_nobody_reads_in_it(monkeypatch, capsys
     assert given == [config]
     (line,) = capsys.readouterr().err.splitlines()
     assert [text for text in words if text not in line] == []
-    config.algorithm.gdpo = {"rewards": {"a": 1}} if manager == "gdpo" else {}
+    # Of these, nothing is lost.
+    config.algorithm.gdpo = {"rewards": {"a": 1}} if manager == "gdpo" else {"rewards": None}
     stand_in(driver.check_and_run, lambda config: given.append(config))(config)
     assert capsys.readouterr().err == ""

@@ -8,12 +8,15 @@ are problems.
 """
 
 import argparse
+import faulthandler
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from verl_gdpo.tools.check.output import Output, message_of
 from verl_gdpo.tools.compose import add_config_arguments, compose_accepted
@@ -23,7 +26,8 @@ from verl_gdpo.tools.compose import add_config_arguments, compose_accepted
 def others_kept_away(verbose: bool) -> Iterator[TextIO]:
     """Yield where to print. With `verbose`, others print as they like.
 
-    If an exception leaves the block, what was kept goes to stderr.
+    If an exception leaves the block, what was kept goes to stderr. So does the line of Python at
+    which the interpreter crashes, as a library of the user's may make it do.
     """
     if verbose:
         yield sys.stdout
@@ -32,6 +36,9 @@ def others_kept_away(verbose: bool) -> Iterator[TextIO]:
     in_memory = os.memfd_create("output")  # the folder for temporary files may be full, or missing
     with os.fdopen(in_memory, "w+b") as kept, os.fdopen(os.dup(before[0]), "w") as out:
         text = b""
+        tells_crash = not faulthandler.is_enabled()
+        if tells_crash:
+            faulthandler.enable(before[1])
         _turn([kept.fileno()] * 2)
         try:
             yield out
@@ -41,6 +48,8 @@ def others_kept_away(verbose: bool) -> Iterator[TextIO]:
                 text = kept.read()
             raise
         finally:
+            if tells_crash:
+                faulthandler.disable()
             _turn(before)
             for number in before:
                 os.close(number)
@@ -55,8 +64,51 @@ def _turn(targets: list[int]) -> None:
         os.dup2(target, number)
 
 
+@contextmanager
+def ends_are_told() -> Iterator[None]:
+    """Let what code of the user's does to end the process be an exception with its line.
+
+    `os._exit` becomes `sys.exit` in this process, and not in those that it forks, which need it.
+    A KeyboardInterrupt is then the user's code, because Ctrl-C raises `Stopped`.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    os._exit = sys.exit  # type: ignore[assignment]  # which takes texts too
+    if is_main:
+        before = signal.signal(signal.SIGINT, _stop)
+    try:
+        yield
+    finally:
+        _give_exit_back()
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
+class Stopped(BaseException):
+    """Ctrl-C."""
+
+
+def _stop(*_: Any) -> None:
+    raise Stopped
+
+
+def _give_exit_back() -> None:
+    os._exit = EXIT
+
+
+EXIT = os._exit
+os.register_at_fork(after_in_child=_give_exit_back)
+
+
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(argv)  # as Hydra takes them
+    try:
+        with ends_are_told():
+            return _printed(options)
+    except Stopped:
+        return 128 + signal.SIGINT
+
+
+def _printed(options: argparse.Namespace) -> int:
     with others_kept_away(options.verbose) as out:
         output = Output(out, options.brief)
         _check(output, options)
@@ -73,14 +125,14 @@ def _check(output: Output, options: argparse.Namespace) -> None:
     if composed is None:
         return
     config, refused = composed
-    output.problems += refused
     try:
         # verl takes seconds to load, and what it prints has to be kept away
         from verl_gdpo.tools.check.look import look
     except Exception as error:
         output.problems.append(f"verl cannot be used: {message_of(error)}")
+        output.problems += [f"{override}: {message}" for override, message in refused.items()]
         return
-    look(output, config, options)
+    look(output, config, refused, options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,7 +15,8 @@ import pyarrow.json
 import pyarrow.parquet
 from omegaconf import ListConfig, OmegaConf
 
-from verl_gdpo.hooks.configuration import has_own_scorer, uses_gdpo_manager
+from verl_gdpo.algorithm.settings import SettingsError
+from verl_gdpo.hooks.configuration import has_own_scorer, noted, uses_gdpo_manager
 from verl_gdpo.tasks import TASK_BY_SOURCE, check_ground_truths
 from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
@@ -73,8 +74,8 @@ def read_files(config: Any, key: str) -> list[DataFile]:
     There are none if only verl can read them: a path is a URL, or a dataset class is set.
 
     Raises:
-        ValueError: a file does not exist, is not readable, lacks a column, or has a row that our
-            scorer cannot use.
+        SettingsError: for each file that does not exist, is not readable, lacks a column, or has a
+            row that our scorer cannot use, what is wrong with it.
     """
     files = config.data[key]
     if not files:
@@ -82,10 +83,22 @@ def read_files(config: Any, key: str) -> list[DataFile]:
     paths = [str(file) for file in files] if isinstance(files, list | ListConfig) else [str(files)]
     if OmegaConf.select(config, "data.custom_cls.path") or any("://" in path for path in paths):
         return []
-    return [DataFile(path, _read(config, key, path)) for path in paths]
+    read = []
+    mistakes: list[str] = []
+    for path in paths:
+        with noted(mistakes):
+            read.append(DataFile(path, _read(config, key, path)))
+    if mistakes:
+        raise SettingsError(mistakes)
+    return read
 
 
 def _read(config: Any, key: str, path: str) -> pa.Table:
+    """Return a file's rows.
+
+    Raises:
+        SettingsError: it has a mistake, or several.
+    """
     where = f"data.{key}: {path}"
     file = Path(path).expanduser()
     if not file.exists():
@@ -102,13 +115,23 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
         raise ValueError(f"{where} lacks the columns {absent}; it has {table.column_names}")
     if table.num_rows == 0:
         raise ValueError(f"{where} holds no rows")
+    mistakes: list[str] = []
+    with noted(mistakes):
+        _check_prompts(table, config.data.prompt_key, where)
+    with noted(mistakes):
+        _check_truths(config, table, where)
+    if mistakes:
+        raise SettingsError(mistakes)
+    return table
+
+
+def _check_truths(config: Any, table: pa.Table, where: str) -> None:
+    """Raise ValueError for ground truths that verl cannot read, or our scorers cannot use."""
     kind = table.schema.field("reward_model").type
     if not pa.types.is_struct(kind):
         raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
-    _check_prompts(table, config.data.prompt_key, where)
     if uses_gdpo_manager(config) and not has_own_scorer(config):
         check_ground_truths(_rows(table, "data_source", "reward_model"), where)
-    return table
 
 
 def _check_prompts(table: pa.Table, column: str, where: str) -> None:

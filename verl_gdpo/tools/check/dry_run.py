@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import plain
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
+from verl_gdpo.algorithm.settings import SettingsError
 from verl_gdpo.algorithm.values import ERROR_KEY, value_or_error
 from verl_gdpo.hooks.agent_loop import IS_VALIDATION
 from verl_gdpo.scoring import function_list
@@ -34,6 +35,7 @@ from verl_gdpo.tools.check.verl_questions import make_reward_manager, one_rollou
 FIRST_STEP = 1  # verl counts its training steps from 1
 NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
 THREAD_NAME = "verl-gdpo check"
+MOST_KINDS = 3  # of failures that are told of a data source
 AT_ONCE = 16  # calls of a reward function that is not async; verl's workers make about as many
 
 OUR_MANAGER = "reward manager gdpo, "  # how the messages of `scorer_calls.describe` begin
@@ -60,10 +62,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class DryRun:
+    """What the reward manager returned.
+
+    samples: those of data sources whose samples were all scored.
+    infos: verl's reward_extra_info of each of them.
+    scores: verl's reward_score of each of them.
+    problems: why others could not be scored.
+    """
+
     samples: Sequence[Sample]
-    infos: Sequence[Mapping[str, Any]]  # verl's reward_extra_info of each sample
-    scores: Sequence[Any]  # verl's reward_score of each sample
-    problems: Sequence[str]  # samples that could not be scored, which are not in `infos`
+    infos: Sequence[Mapping[str, Any]]
+    scores: Sequence[Any]
+    problems: Sequence[str]
 
     def rows(self) -> BatchRows:
         """The samples as a batch: those of one row are a group."""
@@ -129,27 +139,42 @@ def score_rows(config: Any, rows: Sequence[DataRow], seconds: float, more: Respo
     rows = [*rows, *(row for row, _ in more if row)]
     samples = make_samples(config, rows, more)
     answers = _answers(config, rows, samples, seconds)
-    if None in answers:
-        late = (
-            f"{samples[answers.index(None)].label}: the reward function gave no answer within "
-            f"{seconds:g} s ({answers.count(None)} of {len(samples)} answers are missing). If it "
-            f"takes longer: --seconds {2 * seconds:g}"
+    problems = []
+    late = [sample for sample, answer in zip(samples, answers, strict=True) if answer is None]
+    if late:
+        problems.append(
+            f"{late[0].label}: the reward function gave no answer within {seconds:g} s "
+            f"({len(late)} of {len(samples)} answers are missing). If it takes longer: "
+            f"--seconds {2 * seconds:g}"
         )
-        return DryRun(samples, [], [], [late])
-    infos: list[Mapping[str, Any]] = []
-    scores: list[Any] = []
-    failures: dict[str, list[str]] = {}
+    # {data source: {kind of failure: the failures}}
+    failures: dict[str, dict[str, list[str]]] = {sample.source: {} for sample in late}
     for sample, answer in zip(samples, answers, strict=True):
-        if reason := _why_unusable(answer, sample):
-            failures.setdefault(sample.source, []).append(reason)
-        else:
+        reason = "" if answer is None else _why_unusable(answer)
+        if reason:
+            of_source = failures.setdefault(sample.source, {})
+            of_source.setdefault(_kind(reason), []).append(f"{sample.label}: {reason}")
+    for of_source in failures.values():
+        for reasons in list(of_source.values())[:MOST_KINDS]:
+            count = f"{len(reasons)} of {len(samples)} responses failed"
+            problems.append(f"{reasons[0]} ({count})")
+    scored = []
+    infos = []
+    scores = []
+    for sample, answer in zip(samples, answers, strict=True):
+        if sample.source not in failures:
+            scored.append(sample)
             infos.append(answer.get("reward_extra_info", {}))
             scores.append(answer["reward_score"])
-    problems = [
-        f"{reasons[0]} ({len(reasons)} of {len(samples)} responses failed)"
-        for reasons in failures.values()
-    ]
-    return DryRun(samples, infos, scores, problems)
+    return DryRun(scored, infos, scores, problems)
+
+
+def _kind(reason: str) -> str:
+    """Return what failures of one cause have in common: the line of code, or else the words."""
+    place = re.search(r"\[[^\[\]]*:\d+\]", reason)
+    if place:
+        return place[0]
+    return re.sub(r"\d+", "", reason)
 
 
 def _answers(
@@ -212,7 +237,10 @@ def _load_manager(config: Any) -> Any:
         server = {"reward_router_address": NO_SERVER, "reward_model_tokenizer": WORDS}
     try:
         manager = make_reward_manager(config, WORDS, **server)
-    except Exception as error:
+    except SettingsError:
+        # It has a message for each mistake, with the key.
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         reward = config.reward
         message = message_of(error)
         if not message.startswith("reward."):  # verl's messages name no key, and ours do
@@ -226,11 +254,11 @@ def _load_manager(config: Any) -> Any:
     return manager
 
 
-def _why_unusable(answer: Any, sample: Sample) -> str:
+def _why_unusable(answer: Any) -> str:
     """Say what the manager raised or reports, or that its score is no number; else ""."""
     if isinstance(answer, KeyError) and answer.args == ("score",):
         return (
-            f"{sample.label}: the reward function's dict lacks `score`, which verl's own managers "
+            "the reward function's dict lacks `score`, which verl's own managers "
             "need. With reward.reward_manager.name=gdpo, its numbers are the rewards"
         )
     if isinstance(answer, BaseException):
@@ -246,7 +274,7 @@ def _why_unusable(answer: Any, sample: Sample) -> str:
         except ValueError as error:
             text = str(error)
         text = text and f"the score {text}"
-    return f"{sample.label}: {text}" if text else ""
+    return text
 
 
 def make_samples(config: Any, rows: Sequence[DataRow], more: Responses) -> list[Sample]:

@@ -2,9 +2,10 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -22,7 +23,15 @@ from verl_gdpo.algorithm.values import (
 )
 from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks.before_training import runs_gdpo_manager
-from verl_gdpo.hooks.configuration import paid_failures, settings_of_run, sums_first
+from verl_gdpo.hooks.configuration import (
+    mistakes_beside_the_settings,
+    noted,
+    paid_failures,
+    settings_and_mistakes_of_run,
+    sums_first,
+    unnamed_rewards,
+    unread_settings,
+)
 from verl_gdpo.hooks.unread_keys import find_unread_keys
 from verl_gdpo.scoring.function_list import (
     KEY,
@@ -40,6 +49,7 @@ from verl_gdpo.scoring.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import (
+    asked_again,
     data_files,
     good_responses,
     joined_files,
@@ -49,81 +59,150 @@ from verl_gdpo.tools.check import (
     template_calls,
     verl_questions,
 )
-from verl_gdpo.tools.check.data_files import DataFile, DataRow
+from verl_gdpo.tools.check.data_files import DataFile, DataRow, Responses
 from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
-from verl_gdpo.tools.check.output import Output
+from verl_gdpo.tools.check.mended import lacks_a_function, without_mistakes
+from verl_gdpo.tools.check.output import Output, modules_named
+from verl_gdpo.tools.check.refused_overrides import why_refused, with_meant
 from verl_gdpo.tools.run.attention import choose
+
+T = TypeVar("T")
 
 NEVER_VARIES, NEVER_APPLIES = "NEVER VARIES", "never applies"
 HEADER = ("reward", "weight", "min", "max", "")  # the last is a remark
 LEFT = (0, 4)  # columns with words
 
 
-def look(output: Output, config: Any, options: argparse.Namespace) -> None:
-    """Ask everything that can still be asked after a problem."""
+def look(
+    output: Output, config: Any, refused: Mapping[str, str], options: argparse.Namespace
+) -> None:
+    """Ask everything that can still be asked after a problem.
+
+    Args:
+        refused: {override that Hydra refuses: its message}; the configuration is without them.
+    """
+    output.problems += why_refused(config, refused)
+    config = with_meant(config, refused)
+    if options.elsewhere:
+        values = OmegaConf.to_container(config, resolve=False)
+        output.modules_elsewhere = frozenset(modules_named(values))
     defaults = compose.compose_config(None, compose.PLAIN, [])
-    wrong, start = rules.unusable_values(config, defaults), len(output.problems)
-    _look(output, rules.with_defaults(config, defaults, wrong), options)
-    follow = [text for text in output.problems[start:] if any(key in text for key in wrong)]
-    output.problems += [f"{k}={OmegaConf.select(config, k)}: {what}" for k, what in wrong.items()]
-    output.problems = [text for text in output.problems if text not in follow]
+    not_taken: list[str] = []
+    unread = output.ask(find_unread_keys, config)
+    if unread is not None:
+        output.problems += unread.refusals
+        output.warnings += unread.warnings
+        not_taken = unread.not_taken
+    # What follows from a wrong value is no problem of its own.
+    wrong = rules.unusable_values(config, defaults)
+    for key, expected in wrong.items():
+        output.problems.append(f"{key}={OmegaConf.select(config, key)}: {expected}")
+    first = len(output.problems)
+    first_warning = len(output.warnings)
+    _look(output, rules.with_defaults(config, defaults, [*wrong, *not_taken]), defaults, options)
+    output.problems[first:] = _without(output.problems[first:], wrong)
+    output.warnings[first_warning:] = _without(output.warnings[first_warning:], wrong)
 
 
-def _look(output: Output, config: Any, options: argparse.Namespace) -> None:
+def _without(texts: Sequence[str], keys: Iterable[str]) -> list[str]:
+    """Return the texts that have none of these keys."""
+    return [text for text in texts if not any(key in text for key in keys)]
+
+
+def _look(output: Output, config: Any, defaults: Any, options: argparse.Namespace) -> None:
     if not options.elsewhere:
         output.refuse(machine.what_ray_refuses, config)
         output.refuse(machine.missing_packages, config)
         output.refuse(machine.missing_trackers, config)
         output.refuse(machine.little_space, config)
         output.ask(machine.check_gpus, config)
-    training, validation = (_files(output, config, key) for key in ("train_files", "val_files"))
-    row_count = sum(file.table.num_rows for file in training or [])
-    steps = output.ask(machine.count_steps, config, row_count) if row_count else None
-    output.note(steps[1] if steps else [])
+    output.refuse(machine.refused_environment, config)
+    training = _files(output, config, "train_files")
+    validation = _files(output, config, "val_files")
+    steps = _steps(output, config, training or [])
     trained = {source for file in training or [] for source in file.sources}
     validated = {source for file in validation or [] for source in file.sources}
-    sources = trained | validated
     if training and validation:
         shared = output.ask(data_files.shared_prompts, config, training, validation)
         equal, near = shared or ("", "")
         if equal:
             output.warnings.append(equal)
         output.note(near)
-        output.warn(check_sources, config, trained, validated)
-    lacks = output.ask(machine.what_scorers_miss, config, sources)
-    output.warnings += lacks or []
-    plan = output.ask(make_plan, config, training or [])
-    output.note(plan[1] if plan else [])
-    if plan and plan[0] and steps:
-        output.ask(rules.weights_end, plan[0], steps[0])
+    lacks = output.ask(machine.what_scorers_miss, config, trained | validated)
+    if lacks is not None:
+        output.problems += lacks.problems
+        output.warnings += lacks.warnings
+    mended = config
+    settings = None
+    # Only where all files could be read, all data sources are known.
+    sources = None
+    if training and validation:
+        sources = (trained, validated)
+    plan = output.ask(Plan.of, config, trained, sources)
+    if plan is not None:
+        output.problems += plan.mistakes
+        output.warnings += plan.warnings
+        output.note(plan.remarks)
+        mended, settings = plan.without_mistakes(config)
+    if settings is not None:
+        if steps is not None:
+            output.ask(rules.weights_end, settings, steps)
+        output.warn(rules.paid_failures, mended, settings)
+    output.warn(_unread_settings, config)
     output.warn(rules.hardly_meant, config)
-    if plan and plan[0]:
-        output.warn(rules.paid_failures, config, plan[0])
     output.refuse(rules.broken_rules, config)
-    unread = output.ask(find_unread_keys, config)
-    if unread is not None:
-        output.problems += unread.refusals
-        output.warnings += unread.warnings
     environment = output.ask(machine.check_environment, config)
     if environment is None:
         return
     output.note(output.ask(choose, config))
     output.refuse(rules.unknown_names, config)
     output.refuse(machine.missing_models, config)
-    output.note(output.ask(verl_questions.what_validation_prints, config))
-    output.ask(verl_questions.make_rollout_config_and_dataset_class, config)
-    output.ask(verl_questions.make_optimizer, config)
-    if plan and (trainer := output.ask(rules.check_trainer, config)):
+    for question in (
+        verl_questions.what_validation_prints,
+        verl_questions.make_rollout_config_and_dataset_class,
+        verl_questions.make_optimizer,
+    ):
+        output.note(_asked_again(output, question, mended, defaults))
+    trainer = _asked_again(output, rules.check_trainer, mended, defaults)
+    if trainer is not None:
         output.note(f"{environment}, {trainer}")
     rows = data_files.pick_rows(training or [], validation or [], options.rows)
     of_run = _prompts_of_run(output, config, rows)
     files = {"train_files": training or [], "val_files": validation or []}
     _say_what_rows_lack(output, config, files, of_run)
-    if lacks is None or plan is None or training is None:
-        return  # each response would fail, for the same reason
+    # A scorer that cannot score here fails for each response, for the same reason.
+    if lacks is None or lacks.problems or plan is None:
+        return
+    if lacks_a_function(mended, config):
+        output.warnings.append(f"no reward was tried: no function of {KEY} is without mistake")
+        return
     if of_run is not None:
-        _send_good_responses(output, config, of_run, rows)
-    output.ask(_try_rewards, output, config, plan[0], training, validation or [], options)
+        output.ask(_send_good_responses, output, mended, of_run, rows)
+    output.ask(_try_rewards, output, mended, settings, training or [], validation or [], options)
+
+
+def _asked_again(
+    output: Output, question: Callable[[Any], T], config: Any, defaults: Any
+) -> T | None:
+    """Return the result of a question that stops at its first mistake, and keep all problems."""
+    result, mistakes = asked_again.refusals(question, config, defaults)
+    for mistake in mistakes:
+        output.keep(mistake)
+    return result
+
+
+def _steps(output: Output, config: Any, training: Sequence[DataFile]) -> int | None:
+    """Return the number of training steps; None if nobody can count them, or there are none."""
+    row_count = sum(file.table.num_rows for file in training)
+    if not row_count:
+        return None
+    steps = output.ask(machine.count_steps, config, row_count)
+    if steps is None:
+        return None
+    output.problems += steps.problems
+    output.warnings += steps.warnings
+    output.note(steps.remarks)
+    return steps.total
 
 
 def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
@@ -139,28 +218,82 @@ def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
     return files
 
 
-def make_plan(config: Any, training: Sequence[DataFile]) -> tuple[GdpoSettings | None, list[str]]:
-    """Return the settings, None where verl-gdpo has no part in the run, and what to say of them.
+# The data sources of the training rows, and of the validation rows.
+Sources = tuple[Collection[str], Collection[str]]
 
-    The settings have the bounds that the scorers of the training rows declare.
 
-    Raises:
-        ValueError: a setting cannot work; the message says why and what to set instead.
+@dataclass(frozen=True)
+class Plan:
+    """How a run counts its rewards.
+
+    trained: the data sources of the training rows; None if they are not known.
+    sources: those of all rows; None if they are not known.
+    has_manager: whether the reward manager is ours.
+    settings: as far as they can be read, with the bounds that the scorers of the training rows
+        declare; None where verl-gdpo has no part in the run.
+    mistakes: of our keys, a message each, which says what to set instead.
+    warnings: of the list of reward functions.
+    remarks: what to say of the settings.
     """
-    sources = dict.fromkeys(source for file in training for source in file.sources)
-    settings = settings_of_run(config, sources or None, has_manager=_has_our_manager(config))
-    names = (
-        f"adv_estimator={config.algorithm.adv_estimator}, "
-        f"reward_manager={config.reward.reward_manager.name}"
-    )
-    if settings is None:
-        return None, [
-            f"{names}: both are verl's own, so verl-gdpo has no part in this run, which trains on "
-            "one score of each response. For GDPO: algorithm.adv_estimator=gdpo "
-            "reward.reward_manager.name=gdpo"
-        ]
-    shown = [f.name for f in fields(settings) if f.repr and f.name != "rewards"]
-    return settings, [names, ", ".join(f"{key}={getattr(settings, key)}" for key in shown)]
+
+    trained: list[str] | None
+    sources: Sources | None
+    has_manager: bool
+    settings: GdpoSettings | None
+    mistakes: list[str]
+    warnings: list[str]
+    remarks: list[str]
+
+    @classmethod
+    def of(cls, config: Any, trained: Iterable[str], sources: Sources | None) -> "Plan":
+        """Make it of a configuration and the data sources of its rows."""
+        has_manager = _has_our_manager(config)
+        plan = cls(list(trained) or None, sources, has_manager, None, [], [], [])
+        settings, mistakes, warnings = plan._read(config)
+        names = (
+            f"adv_estimator={config.algorithm.adv_estimator}, "
+            f"reward_manager={config.reward.reward_manager.name}"
+        )
+        remarks = []
+        if settings is None:
+            remarks.append(
+                f"{names}: both are verl's own, so verl-gdpo has no part in this run, which trains "
+                "on one score of each response. For GDPO: algorithm.adv_estimator=gdpo "
+                "reward.reward_manager.name=gdpo"
+            )
+        # Settings with a mistake are those of no run.
+        elif not mistakes:
+            shown = [f.name for f in fields(settings) if f.repr and f.name != "rewards"]
+            remarks.append(names)
+            remarks.append(", ".join(f"{key}={getattr(settings, key)}" for key in shown))
+        return replace(
+            plan, settings=settings, mistakes=mistakes, warnings=warnings, remarks=remarks
+        )
+
+    def without_mistakes(self, config: Any) -> tuple[Any, GdpoSettings | None]:
+        """Return the configuration without the keys that have a mistake, and its settings."""
+        if not self.mistakes:
+            return config, self.settings
+        mended = without_mistakes(config, lambda config: self._read(config)[1])
+        return mended, self._read(mended)[0]
+
+    def _read(self, config: Any) -> tuple[GdpoSettings | None, list[str], list[str]]:
+        """Return the settings of a configuration with these rows, its mistakes, and warnings."""
+        settings, mistakes = settings_and_mistakes_of_run(
+            config, self.trained, has_manager=self.has_manager
+        )
+        warnings: list[str] = []
+        if settings is None:
+            return None, mistakes, warnings
+        mistakes += mistakes_beside_the_settings(config)
+        if self.sources is not None:
+            with noted(mistakes):
+                warnings = check_sources(config, *self.sources)
+        return settings, mistakes, warnings
+
+
+def _unread_settings(config: Any) -> list[str]:
+    return unread_settings(config, has_manager=_has_our_manager(config))
 
 
 def _has_our_manager(config: Any) -> bool:
@@ -264,13 +397,13 @@ def _try_rewards(
         _try_rewards_of_validation(output, config, settings, of_validation, options)
     if not rows:
         return
-    run = score_rows(config, rows, options.seconds, more)
+    run = _score_with_each_function(config, rows, options.seconds, more)
     if run.problems and config.reward.reward_model.enable:
         remark = "without the reward model's server, no reward could be tried"
         output.warnings += [f"{remark}: {problem}" for problem in run.problems]
         return
     output.problems += run.problems
-    if run.problems:
+    if not run.samples:
         return
     output.note(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
     output.warnings += _failures(run)
@@ -284,6 +417,9 @@ def _try_rewards(
         output.problems += tables.without_signal(sources)
     output.warnings += tables.same_everywhere()
     output.warnings += tables.dropped(entries_of(config), silent)
+    if settings is not None:
+        columns = run.rows().columns
+        output.warn(unnamed_rewards, config, settings, columns)
     for text in tables:
         output.show(f"\n{text}")
     output.show("")
@@ -297,9 +433,9 @@ def _try_rewards_of_validation(
     options: argparse.Namespace,
 ) -> None:
     """Score rows of a validation, where it has other functions than the training."""
-    run = score_rows(config, rows, options.seconds, [])
+    run = _score_with_each_function(config, rows, options.seconds, [])
     output.problems += run.problems
-    if run.problems:
+    if not run.samples:
         return
     output.note(f"{len(rows)} rows of the validation scored, with functions of their own")
     output.warnings += _failures(run)
@@ -307,6 +443,31 @@ def _try_rewards_of_validation(
         tables = ScoreTables(run, validation_settings(config, settings))
         for text in tables:
             output.show(f"\nvalidation, {text}")
+
+
+def _score_with_each_function(
+    config: Any, rows: Sequence[DataRow], seconds: float, more: Responses
+) -> DryRun:
+    """Score the rows, and once more without the functions of the list that fail.
+
+    The first function that fails on a sample ends the sample, and hides how others fail on it.
+    """
+    run = score_rows(config, rows, seconds, more)
+    problems = list(run.problems)
+    failed: list[str] = []
+    while True:
+        told = [name for name in entries_of(config) if name not in failed]
+        failing = [name for name in told if any(f"{KEY}.{name}: " in text for text in problems)]
+        if not failing:
+            return replace(run, problems=problems)
+        failed += failing
+        rows = [row for row in rows if _is_scored(row, config, failed)]
+        if not rows:
+            return replace(run, problems=problems)
+        more = [(row, text) for row, text in more if row is None or row in rows]
+        config = deepcopy(config)
+        silence(config, failed)
+        problems += score_rows(config, rows, seconds, more).problems
 
 
 def _is_scored(row: DataRow, config: Any, silent: Collection[str]) -> bool:

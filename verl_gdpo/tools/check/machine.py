@@ -4,10 +4,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import OmegaConf
@@ -36,7 +36,11 @@ TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio")
 
 
 def check_environment(config: Any) -> str:
-    """Return the versions; raise an exception if verl does not load us, or lacks a dependency."""
+    """Return the versions.
+
+    Raises:
+        Exception: verl did not load us, or lacks a dependency, so that nothing of it can be asked.
+    """
     plugin = sys.modules.get("verl_gdpo.plugin")
     if plugin is None:
         chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
@@ -46,16 +50,23 @@ def check_environment(config: Any) -> str:
             "latter to verl_gdpo.plugin, or name verl_gdpo in the former"
         )
     import_parts(config)
-    if plugin.refusals:
-        raise ValueError("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
+    return f"verl {VERSION}, verl-gdpo {verl_gdpo.__version__}"
+
+
+def refused_environment(config: Any) -> list[str]:
+    """A sentence for each reason for which a run would be refused in this environment."""
+    problems = []
+    plugin = sys.modules.get("verl_gdpo.plugin")
+    if plugin is not None and plugin.refusals:
+        problems.append("verl-gdpo refuses to run: " + "; ".join(plugin.refusals))
     platform = os.environ.get("VERL_PLATFORM", "")
     if config.trainer.device == "cpu" and platform.strip().lower() != "cpu":
-        raise ValueError(
+        problems.append(
             f"trainer.device=cpu with VERL_PLATFORM={platform!r} in the environment: verl "
             "would look for a GPU. Start with VERL_PLATFORM=cpu; no recipe can set it, because "
             "verl reads it while Python starts"
         )
-    return f"verl {VERSION}, verl-gdpo {verl_gdpo.__version__}"
+    return problems
 
 
 def what_ray_refuses(config: Any) -> list[str]:
@@ -209,67 +220,96 @@ def _has_wandb_key(config: Any) -> bool:
     return get_netrc_auth(url) is not None
 
 
-def what_scorers_miss(config: Any, sources: Iterable[str]) -> list[str]:
-    """What our scorers of these data sources cannot have here.
+class Lacks(NamedTuple):
+    """What our scorers cannot have on this machine.
 
-    Raises:
-        OSError: one cannot score here.
+    problems: why one of them cannot score here at all.
+    warnings: what it does without.
     """
+
+    problems: list[str]
+    warnings: list[str]
+
+
+def what_scorers_miss(config: Any, sources: Iterable[str]) -> Lacks:
+    """Ask our scorers of these data sources what they cannot have here."""
+    lacks = Lacks([], [])
     if has_own_scorer(config):
-        return []
+        return lacks
     options = dict(config.reward.get("reward_kwargs") or {})
     tasks = {TASK_BY_SOURCE[source].name: source for source in sources if source in TASK_BY_SOURCE}
-    lacks = []
     for name, source in tasks.items():
-        task = TASK_BY_SOURCE[source]
-        missing = task.missing(**options_for(source, options))
-        lacks += [f"task {name}: {lack}" for lack in missing]
+        try:
+            missing = TASK_BY_SOURCE[source].missing(**options_for(source, options))
+        except OSError as error:
+            lacks.problems.append(str(error))
+            continue
+        lacks.warnings.extend(f"task {name}: {lack}" for lack in missing)
     return lacks
 
 
-def count_steps(config: Any, row_count: int) -> tuple[int, list[str]]:
-    """Return how many steps these training rows allow, and remarks about them.
+class Steps(NamedTuple):
+    """The training steps of a run.
 
-    Raises:
-        ValueError: there is no step, or none that trains the policy.
+    total: None if there is none.
     """
-    limit, trainer = config.data.get("train_max_samples", -1), config.trainer
-    row_count = min(row_count, limit) if limit > 0 else row_count
+
+    total: int | None
+    problems: list[str]
+    warnings: list[str]
+    remarks: list[str]
+
+
+def count_steps(config: Any, row_count: int) -> Steps:
+    """Say how many steps these training rows allow."""
+    trainer = config.trainer
+    limit = config.data.get("train_max_samples", -1)
+    if limit > 0:
+        row_count = min(row_count, limit)
+    steps = Steps(None, [], [], [])
     for key in ("train_batch_size", "gen_batch_size"):
         if row_count < (config.data.get(key) or 1):
-            raise ValueError(
+            steps.problems.append(
                 f"data.train_files: {row_count} rows are less than one batch of "
                 f"data.{key}={config.data[key]}, so an epoch would have no step. Lower it, or add "
                 "rows"
             )
+    if steps.problems:
+        return steps
     possible = row_count // config.data.train_batch_size * trainer.total_epochs
     wanted = trainer.total_training_steps
-    steps = possible if wanted is None else min(possible, wanted)
-    remarks = [f"{steps} training steps", *_finished_steps(config, steps)]
-    if trainer.critic_warmup > steps > 0:
-        raise ValueError(
-            f"trainer.critic_warmup={trainer.critic_warmup} is more than the {steps} steps of the "
+    count = possible
+    if wanted is not None:
+        count = min(possible, wanted)
+    steps.remarks.append(f"{count} training steps")
+    _look_at_finished_steps(config, count, steps)
+    if trainer.critic_warmup > count > 0:
+        steps.problems.append(
+            f"trainer.critic_warmup={trainer.critic_warmup} is more than the {count} steps of the "
             "run, so the policy would never be trained"
         )
     if wanted is not None and wanted > possible:
-        remarks.append(
+        steps.warnings.append(
             f"trainer.total_training_steps={wanted}, but trainer.total_epochs="
             f"{trainer.total_epochs} end the run after {possible} steps, without the validation "
             "and checkpoint of the last step"
         )
-    return steps, remarks
+    return steps._replace(total=count)
 
 
-def _finished_steps(config: Any, steps: int) -> Iterator[str]:
-    """Say after which step verl goes on; raise ValueError if that is the last one."""
+def _look_at_finished_steps(config: Any, count: int, steps: Steps) -> None:
+    """Add after which step verl goes on, which may be the last one."""
     folder = Path(str(config.trainer.default_local_dir))
     if config.trainer.resume_mode != "auto" or not (newest := whole_checkpoint(folder)):
         return
     done = step_of(newest.name)
-    if done >= steps:
-        raise ValueError(
+    if done >= count:
+        steps.problems.append(
             f"trainer.default_local_dir={folder} has the checkpoint of step {done}, and "
-            f"trainer.resume_mode=auto goes on after it, so none of {steps} steps is left. Set "
+            f"trainer.resume_mode=auto goes on after it, so none of {count} steps is left. Set "
             "another folder, more steps, or trainer.resume_mode=disable"
         )
-    yield f"trainer.resume_mode=auto: the run goes on after step {done}, from {folder}"
+    else:
+        steps.remarks.append(
+            f"trainer.resume_mode=auto: the run goes on after step {done}, from {folder}"
+        )

@@ -5,7 +5,8 @@ overlooked between them, so these stand together at the end.
 """
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, TextIO, TypeVar
 
 from hydra.errors import HydraException, InstantiationException
@@ -34,6 +35,9 @@ class Output:
     """Prints notes and tables to `out`, and keeps warnings and problems until the end.
 
     With `is_brief`, notes and tables are printed at the end, and only if there is a problem.
+
+    modules_elsewhere: the modules that the configuration names, if the run is on another machine.
+        That one of them is missing here is a warning.
     """
 
     def __init__(self, out: TextIO, is_brief: bool = False) -> None:
@@ -41,6 +45,7 @@ class Output:
         self.is_brief = is_brief
         self.problems: list[str] = []
         self.warnings: list[str] = []
+        self.modules_elsewhere: frozenset[str] = frozenset()
         self._kept: list[str] = []
 
     def note(self, texts: Texts) -> None:
@@ -58,10 +63,20 @@ class Output:
         """Return the result of `question`; None after a problem."""
         try:
             return question(*arguments)
-        except Exception as error:
-            # A SettingsError has a message for each mistake. Its module would load torch here.
-            self.problems += getattr(error, "mistakes", None) or [message_of(error)]
+        # Code of the user's may end with sys.exit(), and nobody would know why the check ended.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            self.keep(error)
             return None
+
+    def keep(self, error: BaseException) -> None:
+        """Keep an exception as a problem, or as several."""
+        if _missing_module(error) in self.modules_elsewhere:
+            self.warnings.append(
+                f"{message_of(error)}. What needs it was not checked: it may be where the run is"
+            )
+            return
+        # A SettingsError has a message for each mistake. Its module would load torch here.
+        self.problems += getattr(error, "mistakes", None) or [message_of(error)]
 
     def warn(self, question: Callable[..., Texts], *arguments: Any) -> None:
         """Keep the warnings that `question` returns."""
@@ -105,6 +120,29 @@ class Output:
         return f", {count} warnings"
 
 
+def modules_named(value: Any) -> Iterator[str]:
+    """Yield the package of each text of a configuration that may be a module: `torchao.optim`."""
+    if isinstance(value, str):
+        yield value.removeprefix("pkg://").replace("/", ".").partition(".")[0]
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from modules_named(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from modules_named(each)
+
+
+def _missing_module(error: BaseException | None) -> str | None:
+    """Return the package whose absence an exception is about; None for another reason."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            package = error.name.partition(".")[0]
+            # A module that its package lacks is misspelt.
+            return None if find_spec(package) else package
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def _listed(texts: Texts) -> list[str]:
     """Return the texts of a question, which may be one or none; an empty text is none."""
     if texts is None or texts == "":
@@ -137,4 +175,6 @@ def message_of(error: BaseException) -> str:
     reason = error.__cause__ or error
     frames = traceback.extract_tb(reason.__traceback__)
     place = f"{type(reason).__name__}: {str(reason) or frames[-1].line} [{line_of_code(frames)}]"
+    if isinstance(reason, SystemExit | KeyboardInterrupt):
+        place += ". This would end the process in a training too"
     return place if reason is error else f"{error}: {place}"

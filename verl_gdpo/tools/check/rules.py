@@ -7,13 +7,13 @@ of verl 0.9: `ActorRolloutRefWorker.init_model`, `train_mini_batch`, and the nam
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
 from omegaconf import ListConfig, OmegaConf, open_dict
 
-from verl_gdpo.algorithm.settings import GdpoSettings, hint
+from verl_gdpo.algorithm.settings import GdpoSettings, SettingsError, hint
 from verl_gdpo.hooks import configuration
 from verl_gdpo.tools.check import verl_questions
 from verl_gdpo.tools.check.output import message_of
@@ -46,7 +46,6 @@ NAMED = (
     "trainer.logger",
     "trainer.resume_mode",
 )
-OLD_KEYS = ("custom_reward_function", "reward_model", "sandbox_fusion")
 # what they do with one response; `configuration.py` refuses it with gdpo
 ALONE = dict.fromkeys(("grpo", "grpo_vectorized", "rloo", "opo"), "its advantage is its score")
 ALONE |= {"rloo_vectorized": "its advantage is 0", "grpo_passk": "verl stops at the first step"}
@@ -92,7 +91,7 @@ def broken_rules(config: Any) -> list[str]:
     table = _what_does_not_fit(config)
     if not validates_only(config):
         table = [*_what_trains_nothing(config), *table]
-    return [*_true_ones(table, config), *_keys_without_a_reader(config)]
+    return _true_ones(table, config)
 
 
 def _true_ones(table: Iterable[tuple[bool, str]], config: Any) -> list[str]:
@@ -191,21 +190,6 @@ def unknown_names(config: Any) -> list[str]:
     return problems
 
 
-def _keys_without_a_reader(config: Any) -> Iterator[str]:
-    """Old keys; the new ones are those of verl's `migrate_legacy_reward_impl`."""
-    renamed = {
-        "reward_model.reward_manager": "reward.reward_manager.name",
-        "reward_model.num_workers": "reward.num_workers",
-    }
-    keys = {f"{block}.{k}": v for block in OLD_KEYS for k, v in (config.get(block) or {}).items()}
-    for key, value in keys.items():
-        if value is not None and not OmegaConf.is_dict(value):
-            yield (
-                f"{key}={value}: this verl does not read the key, and would train without it. "
-                f"Set {renamed.get(key, f'reward.{key}')}={value}"
-            )
-
-
 def hardly_meant(config: Any) -> list[str]:
     """Remarks about what a run would do, if that is likely not meant."""
     estimator, rollout = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout
@@ -268,6 +252,9 @@ def check_trainer(config: Any) -> str:
     mode = config.trainer.v1.trainer_mode
     try:
         verl_questions.make_v1_trainer(config)
+    except SettingsError:
+        # Ours says which key is meant.
+        raise
     except Exception as error:
         raise ValueError(f"trainer.v1.trainer_mode={mode}: {message_of(error)}") from error
     return f"trainer {mode}"

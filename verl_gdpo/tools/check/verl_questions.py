@@ -23,17 +23,15 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 import verl
+from hydra.errors import InstantiationException
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.hooks.extend import load_all
 
 VERSION: str = verl.__version__
 ACTOR = "actor_rollout_ref.actor"
 KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
-# of verl's class for a model; it is made where the model is, so its keys are compared here
-MODEL = "actor_rollout_ref.model."
 # verl's default is null, so that no type is written anywhere
 SIZES = ("data.gen_batch_size", "data.val_batch_size", "trainer.total_training_steps")
 OF_NULL = dict.fromkeys(("data.seed", *SIZES), int)
@@ -63,8 +61,6 @@ def wrong_types(block: Any, defaults: Any, path: str = "") -> dict[str, str]:
         may_be_null = annotation != kind or kind is bool or name in MAY_BE_NULL
         if OmegaConf.is_dict(value):
             wrong |= wrong_types(value, defaults, f"{name}.")
-        elif hints and path == MODEL and key not in hints:
-            wrong[name] = f"no such key{hint(key, [*hints])}"
         elif kind and value != default and not (value is None and may_be_null):
             fits = type(value) is kind or (kind is float and type(value) is int)
             wrong |= {} if fits else {name: f"expected {KINDS[kind]}"}
@@ -91,6 +87,9 @@ def make_optimizer(config: Any) -> None:
     try:
         if options._target_.endswith("FSDPOptimizerConfig"):
             build_optimizer([parameter], omega_conf_to_dataclass(options))
+    except InstantiationException:
+        # It names the key itself.
+        raise
     except Exception as error:
         reason = str(error).partition(" Available")[0]  # the names of a whole module
         raise ValueError(f"{ACTOR}.optim: {reason}") from error
