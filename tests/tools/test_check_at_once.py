@@ -158,7 +158,7 @@ def test_numbers_that_no_weight_names_are_one_line(plain, data, rewards, unnamed
     lines = [line for line in output.splitlines() if "returned as numbers" in line]
     assert len(lines) == bool(unnamed)
     if unnamed:
-        assert lines[0].startswith(f"check: warning: {unnamed}: returned as numbers")
+        assert lines[0].startswith(f"verl-gdpo check: warning: {unnamed}: returned as numbers")
 
 
 @pytest.mark.parametrize(
