@@ -68,11 +68,13 @@ def _accused(overrides: Sequence[str], error: Exception) -> str | None:
     """Return the override that an error of Hydra's is about; None if that is not known."""
     # Hydra's parser tells it.
     text = f"{getattr(error, 'override', '')}\n{error}\n"
-    # Some messages have the override itself, where another one may set the same key. Of
-    # `+a.b=1`, they also have what stands behind its plus sign, so the longest one is meant.
+    # Some messages have the override itself, most of them behind the plus sign that they propose.
+    # Of `+a.b=1` they also have what stands behind its own, so the longest one is meant.
+    proposed = [override for override in overrides if f"+{override}" in text]
     whole = [override for override in overrides if override in text]
-    if whole:
-        return max(whole, key=len)
+    for named in (proposed, whole):
+        if named:
+            return max(named, key=len)
     # Of a deletion, they have the key alone.
     deletes = "Could not delete" in text
     candidates = [each for each in overrides if each.startswith("~") or not deletes]
