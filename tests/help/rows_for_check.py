@@ -129,6 +129,18 @@ ENDS = {
 }
 
 POSITIONS = 1024
+# config.json of a small model, which transformers and verl take
+MODEL_CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": POSITIONS,
+}
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
@@ -194,5 +206,4 @@ def with_a_bad_truth(row):
 def write_model_without_weights(folder, chat_template):
     """The files of a model that say how long a text may be, and how it becomes tokens."""
     make_tokenizer(folder, chat_template)
-    config = {"model_type": "qwen2", "max_position_embeddings": POSITIONS}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(MODEL_CONFIG))

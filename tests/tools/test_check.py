@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from byte_tokenizer import make_tokenizer
 from judge_stub import judge_stub
 from processes import completed
 from repository import REPO
-from rows_for_check import COMMAND, arguments_of, messages_of
+from rows_for_check import COMMAND, MODEL_CONFIG, arguments_of, messages_of
 from saved_checkpoint import save_checkpoint
 from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
@@ -187,9 +188,11 @@ def test_a_model_that_is_not_there(check, tmp_path):
         assert code == 1
         assert f"check: problem: actor_rollout_ref.model.path={path}: no model is there" in errors
         assert "recipes/README.md says how the tiny policies" in errors
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text("{}")
-    assert check(f"actor_rollout_ref.model.path={tmp_path}/tiny")[0] == 0
+    make_tokenizer(tmp_path / "tiny")
+    (tmp_path / "tiny" / "config.json").write_text(
+        json.dumps(MODEL_CONFIG | {"max_position_embeddings": 32768})
+    )
+    assert check(f"actor_rollout_ref.model.path={tmp_path}/tiny")[2] == ""
 
 
 @pytest.fixture(scope="module")
@@ -414,6 +417,9 @@ def test_what_needs_a_reward_models_server_is_left_open(check):
     code, output, _ = check(
         "reward.reward_model.enable=True",
         "reward.reward_model.enable_resource_pool=True",
+        "reward.reward_model.nnodes=1",
+        "reward.reward_model.model_path=org/reward",
+        "reward.reward_model.rollout.name=vllm",
         scorer="waits",
     )
     assert code == 0

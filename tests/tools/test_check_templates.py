@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from byte_tokenizer import make_tokenizer
 from quick_composition import compose_quickly
+from rows_for_check import MODEL_CONFIG
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -62,7 +63,9 @@ def template(thought="", call=CALLS["hermes"]):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bytes")
     make_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    (folder / "config.json").write_text(
+        json.dumps(MODEL_CONFIG | {"max_position_embeddings": 32768})
+    )
     return folder
 
 

@@ -49,6 +49,7 @@ from verl_gdpo.scoring.reward_functions import reward_functions
 from verl_gdpo.terminal import render
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import (
+    asked,
     asked_again,
     data_files,
     good_responses,
@@ -163,6 +164,7 @@ def _look(output: Output, config: Any, defaults: Any, options: argparse.Namespac
         verl_questions.make_optimizer,
     ):
         output.note(_asked_again(output, question, mended, defaults))
+    _say_what_verl_answers(output, mended, steps)
     trainer = _asked_again(output, rules.check_trainer, mended, defaults)
     if trainer is not None:
         output.note(f"{environment}, {trainer}")
@@ -203,6 +205,15 @@ def _steps(output: Output, config: Any, training: Sequence[DataFile]) -> int | N
     output.warnings += steps.warnings
     output.note(steps.remarks)
     return steps.total
+
+
+def _say_what_verl_answers(output: Output, config: Any, steps: int | None) -> None:
+    """Ask verl's own code what it makes of the configuration."""
+    answers = output.ask(asked.ask_verl, config, steps)
+    if answers is not None:
+        output.problems += answers.problems
+        output.warnings += answers.warnings
+        output.note(answers.notes)
 
 
 def _files(output: Output, config: Any, key: str) -> list[DataFile] | None:
@@ -407,6 +418,7 @@ def _try_rewards(
         return
     output.note(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
     output.warnings += _failures(run)
+    output.problems += asked.what_filters_lack(config, run.infos)
     tables = ScoreTables(run, settings)
     if settings is not None:
         problems, remarks = tables.paid_failures(config, settings)

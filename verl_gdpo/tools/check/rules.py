@@ -238,6 +238,14 @@ def weights_end(settings: GdpoSettings, steps: int) -> None:
             f"{settings.terms.silent_step(steps)} on, and the run has {steps} steps. Give one of "
             "them another schedule, or end the run before"
         )
+    for name, term in settings.rewards.items() if settings.rewards else ():
+        first = min(term.weights)
+        if first > steps and len(set(term.weights.values())) > 1:
+            raise ValueError(
+                f"algorithm.gdpo.rewards.{name}.weight: its schedule begins at step {first}, and "
+                f"the run has {steps} steps, so the weight would be {term.weight_at(steps):g} in "
+                "all of them. Give it another schedule, or train for longer"
+            )
 
 
 def check_trainer(config: Any) -> str:

@@ -1,0 +1,173 @@
+"""What `verl-gdpo check` asks verl's own code: a table of mistakes, and healthy runs.
+
+`asked_mistakes.txt` and `asked_healthy.txt` are the lists. A line is what is added to `COMMAND`.
+"""
+
+import json
+import shlex
+import shutil
+
+import pytest
+from byte_tokenizer import make_tokenizer
+from quick_composition import compose_quickly
+from repository import REPO
+from rows_for_check import MODEL_CONFIG
+from saved_checkpoint import save_checkpoint
+
+from verl_gdpo.tools.check.asked import ask_verl, what_filters_lack
+from verl_gdpo.tools.check.asked.answers import Answers
+from verl_gdpo.tools.check.asked.models import folder_of_model
+from verl_gdpo.tools.compose import PLAIN
+
+# GRPO on four GPUs, each of which has eight samples of a step
+COMMAND = """
+algorithm.adv_estimator=grpo
+data.train_batch_size=8 data.max_prompt_length=512 data.max_response_length=512
+actor_rollout_ref.model.path=DATA/model
+actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2
+actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4
+actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2
+trainer.n_gpus_per_node=4 trainer.default_local_dir=DATA/run
+"""
+STEPS = 12
+
+TOOLS = """
+tools:
+  - class_name: verl.tools.base_tool.{name}
+    config: {{type: native}}
+"""
+LOOPS = """
+- name: mine
+  _target_: verl.experimental.agent_loop.single_turn_agent_loop.{name}
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    models = {
+        "model": {"max_position_embeddings": 2048},
+        "six_heads": {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96},
+        "few_words": {"vocab_size": 50},
+        "new_kind": {"model_type": "qwen99"},
+        "no_class": {"architectures": None},
+        "own_code": {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "qwen99"},
+    }
+    for name, values in models.items():
+        make_tokenizer(folder / name)
+        (folder / name / "config.json").write_text(json.dumps(MODEL_CONFIG | values))
+    (folder / "file.py").write_text("")
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "tools.yaml").write_text(TOOLS.format(name="BaseTool"))
+    (folder / "no_tools.yaml").write_text(TOOLS.format(name="BaseTol"))
+    (folder / "loops.yaml").write_text(LOOPS.format(name="SingleTurnAgentLoop"))
+    (folder / "no_loops.yaml").write_text(LOOPS.format(name="SingleTurnAgentLop"))
+    save_checkpoint(folder / "finished", 30)
+    return folder
+
+
+@pytest.fixture
+def answers(data, monkeypatch, tmp_path):
+    """What verl answers to the command with more overrides; the last one of a key counts."""
+    monkeypatch.chdir(tmp_path)
+
+    def ask(added):
+        given = {}
+        for argument in shlex.split(f"{COMMAND} {added}".replace("DATA", str(data))):
+            given[argument.lstrip("+").partition("=")[0]] = argument
+        found = ask_verl(compose_quickly(None, PLAIN, list(given.values())), STEPS)
+        assert list(tmp_path.iterdir()) == []
+        return found
+
+    return ask
+
+
+def lines_of(name):
+    """Two of three take a minute, and rarely fail."""
+    lines = (REPO / "tests" / "tools" / f"asked_{name}.txt").read_text().splitlines()
+    for number, line in enumerate(line for line in lines if not line.startswith("#")):
+        yield pytest.param(line, marks=pytest.mark.slow if number % 3 else ())
+
+
+@pytest.mark.parametrize("line", [*lines_of("mistakes")])
+def test_a_mistake_is_named_with_its_key(answers, data, line):
+    """A line is a mistake and the beginning of what is said of it, a problem unless it says so."""
+    added, said = line.split(" | ")
+    found = answers(added)
+    texts = found.problems + [f"warning: {text}" for text in found.warnings]
+    texts = [text.replace(str(data), "DATA") for text in texts]
+    assert [text for text in texts if text.startswith(said)], (texts, found.notes)
+    assert (found.problems == []) == said.startswith("warning: ")
+
+
+@pytest.mark.parametrize("added", [*lines_of("healthy")])
+def test_a_healthy_run_is_not_refused(answers, added):
+    found = answers(added)
+    assert (found.problems, found.warnings) == ([], [])
+    unasked = [note for note in found.notes if "could not be asked" in note]
+    assert unasked == []
+
+
+def test_an_unknown_function_of_verl_refuses_nothing():
+    def of_another_version(_too, _many):
+        """verl may change what its functions take."""
+
+    found = Answers()
+    assert found.ask("trainer.mode", of_another_version) is None
+    assert found.problems == []
+    assert "trainer.mode: not checked" in found.notes[0]
+
+
+def test_a_part_that_another_version_lacks_is_a_note():
+    def look(config, _answers):
+        config["key of verl 0.9"]
+
+    found = Answers()
+    found.look("batches", look, {})
+    assert found.problems == []
+    assert "batches: not checked" in found.notes[0]
+
+
+def test_a_model_that_is_not_here_is_a_note(answers):
+    found = answers("actor_rollout_ref.model.path=org/model")
+    assert found.problems == []
+    assert any("not on this machine" in note for note in found.notes)
+
+
+def test_code_of_a_model_is_not_run(answers):
+    found = answers("actor_rollout_ref.model.path=DATA/own_code")
+    assert found.problems == []
+    assert any("code of its own, which is not run" in note for note in found.notes)
+
+
+def test_a_folder_of_a_model_may_be_fetched_before(data, monkeypatch, tmp_path):
+    snapshot = tmp_path / "models--org--model" / "snapshots" / "1"
+    shutil.copytree(data / "model", snapshot)
+    (tmp_path / "models--org--model" / "refs").mkdir()
+    (tmp_path / "models--org--model" / "refs" / "main").write_text("1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
+    assert folder_of_model("org/model") == snapshot
+    assert folder_of_model("org/other") is None
+
+
+FILTER = "algorithm.filter_groups.enable=True algorithm.filter_groups.metric"
+
+
+@pytest.mark.parametrize("metric", ["acc", "reward"])
+def test_groups_are_filtered_by_what_rewards_return(metric):
+    config = compose_quickly(None, PLAIN, f"{FILTER}={metric}".split())
+    assert what_filters_lack(config, [{"acc": 1.0, "score": 1.0}]) == []
+
+
+def test_groups_cannot_be_filtered_by_what_rewards_do_not_return():
+    config = compose_quickly(None, PLAIN, f"{FILTER}=accuracy".split())
+    config.algorithm.adv_estimator = "grpo"
+    found = what_filters_lack(config, [{"acc": 1.0, "score": 1.0}])
+    assert "algorithm.filter_groups.metric=accuracy" in found[0]
+    assert "['acc', 'score']" in found[0]
+    config.algorithm.adv_estimator = "gdpo"
+    assert what_filters_lack(config, [{"acc": 1.0}]) == []

@@ -1,0 +1,89 @@
+"""What verl answered: problems, warnings and notes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hydra.errors import HydraException, InstantiationException
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_gdpo.tools.check.output import message_of
+from verl_gdpo.tools.check.verl_questions import VERSION
+
+T = TypeVar("T")
+
+# With these, verl refuses a value. Any other exception may come from another version of verl, in
+# which a function takes other arguments than ours: then nothing is refused.
+REFUSALS = (
+    ValueError,
+    AssertionError,
+    NotImplementedError,
+    RuntimeError,
+    ZeroDivisionError,
+    ImportError,
+    OSError,
+    HydraException,
+    OmegaConfBaseException,
+)
+
+
+@dataclass
+class Answers:
+    """What a run's configuration cannot mean, what is hardly meant, and what nobody here knows.
+
+    Each is a list of sentences.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def ask(
+        self, key: str, question: Callable[..., T], *arguments: Any, remedy: str = ""
+    ) -> T | None:
+        """Return the result of `question`, a function of verl or one that calls verl.
+
+        If verl refuses, a problem names the key, and None is returned.
+
+        Args:
+            key: of the configuration, with its value or without.
+            remedy: a sentence that says how to mend it.
+        """
+        try:
+            return question(*arguments)
+        except REFUSALS as error:
+            self.problems.append(_sentence(key, error, remedy))
+        except Exception as error:
+            self.notes.append(
+                f"{key}: not checked, because verl {VERSION} could not be asked: "
+                f"{type(error).__name__}: {error}"
+            )
+        return None
+
+    def look(self, part: str, question: Callable[..., None], *arguments: Any) -> None:
+        """Ask all questions about a part of a run; a note says if verl is another than ours.
+
+        Args:
+            part: what is looked at, in words.
+        """
+        try:
+            question(*arguments, self)
+        except Exception as error:
+            self.notes.append(
+                f"{part}: not checked, because verl {VERSION} could not be asked: "
+                f"{type(error).__name__}: {error}"
+            )
+
+
+def _sentence(key: str, error: Exception, remedy: str) -> str:
+    """Return what a refusal of verl says, with the key in front of it."""
+    reason = message_of(error).rstrip(".")
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        block = reason.partition(":")[0]  # Hydra names the block whose class could not be made.
+        if block == key or block.startswith(f"{key}."):
+            return message_of(error)
+        reason = message_of(error.__cause__).rstrip(".")
+    sentence = f"{key}: {reason}"
+    if remedy:
+        sentence += f". {remedy}"
+    return sentence

@@ -1,0 +1,179 @@
+"""Runs verl's losses, penalties and learning rates with a run's settings, on two made-up rows."""
+
+import math
+from contextlib import redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from verl_gdpo.tools.check.asked.answers import Answers
+from verl_gdpo.tools.check.asked.roles import ACTOR, ROLLOUT, Roles
+
+CORRECTION = "algorithm.rollout_correction"
+# of two rows, with prompts of one token: small differences, as a step has them
+LENGTHS = (3, 2)
+LOG_PROBS = (-1.0, -0.5, -0.8, -1.2, -0.3)
+LATER_LOG_PROBS = (-0.9, -0.6, -0.7, -1.1, -0.4)
+ADVANTAGES = (1.0, 1.0, 1.0, -1.0, -1.0)
+
+
+def look_at_losses(config: Any, roles: Roles, answers: Answers) -> None:
+    """Ask for the loss of the actor and of the critic, and for what stands before them."""
+    if roles.actor is not None:
+        answers.ask(ACTOR, _actor_loss, roles.actor)
+    if roles.critic is not None:
+        answers.ask("critic", _critic_loss, roles.critic)
+    correction = config.algorithm.get("rollout_correction")
+    if correction is not None:
+        _look_at_correction(config, correction, answers)
+    if config.algorithm.use_kl_in_reward:
+        kind = config.algorithm.kl_penalty
+        answers.ask(f"algorithm.kl_penalty={kind}", _penalty, kind)
+
+
+def _look_at_correction(config: Any, correction: Any, answers: Answers) -> None:
+    is_used = bool(correction.get("rollout_is") or correction.get("rollout_rs"))
+    skips = bool(correction.get("bypass_mode", False))
+    if is_used:
+        answers.ask(CORRECTION, _correct, correction)
+    if config.actor_rollout_ref.rollout.calculate_log_probs:
+        return
+    missing = (
+        f"with {ROLLOUT}.calculate_log_probs=False: the rollout's probabilities are not there, so "
+    )
+    remedy = f". Set {ROLLOUT}.calculate_log_probs=True"
+    if skips:
+        # verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_old_log_prob asks for them
+        answers.problems.append(
+            f"{CORRECTION}.bypass_mode=True {missing}the run would end at its first step{remedy}"
+        )
+    elif is_used:
+        # PPOTrainer._compute_advantage corrects only where they are there
+        name = "rollout_is" if correction.get("rollout_is") else "rollout_rs"
+        answers.warnings.append(
+            f"{CORRECTION}.{name}={correction[name]} {missing}verl would correct nothing{remedy}"
+        )
+
+
+def _nested(values: tuple[float, ...], more: int = 0, dtype: Any = torch.float32) -> Any:
+    """Return a row of each length, each longer by `more` zeros in front."""
+    tensors = []
+    start = 0
+    for length in LENGTHS:
+        row = torch.tensor(values[start : start + length], dtype=dtype)
+        tensors.append(torch.cat([torch.zeros(more, dtype=dtype), row]))
+        start += length
+    return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+
+
+def _batch(**columns: Any) -> Any:
+    """Return the rows as verl's losses get them."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils
+
+    ones = (1,) * sum(LENGTHS)
+    prompts = [torch.ones(1, dtype=torch.int64) for _ in LENGTHS]
+    fields = {
+        "prompts": torch.nested.as_nested_tensor(prompts, layout=torch.jagged),
+        "responses": _nested(ones, dtype=torch.int64),
+        "response_mask": _nested(ones, dtype=torch.int64),
+        **columns,
+    }
+    batch = TensorDict(fields, batch_size=len(LENGTHS))
+    sizes = {"dp_size": 1, "batch_num_tokens": sum(LENGTHS), "global_batch_size": len(LENGTHS)}
+    tensordict_utils.assign_non_tensor(batch, **sizes)
+    return batch
+
+
+def _actor_loss(actor: Any) -> None:
+    from verl.workers.utils.losses import ppo_loss
+
+    batch = _batch(
+        old_log_probs=_nested(LOG_PROBS),
+        advantages=_nested(ADVANTAGES),
+        ref_log_prob=_nested(LOG_PROBS),
+    )
+    output = {"log_probs": _nested(LATER_LOG_PROBS, 1), "entropy": _nested(LATER_LOG_PROBS, 1)}
+    _must_be_finite(ppo_loss(actor, output, batch)[0])
+
+
+def _critic_loss(critic: Any) -> None:
+    from verl.workers.utils.losses import value_loss
+
+    batch = _batch(values=_nested(LOG_PROBS), returns=_nested(ADVANTAGES))
+    _must_be_finite(value_loss(critic, {"values": _nested(LATER_LOG_PROBS, 1)}, batch)[0])
+
+
+def _must_be_finite(loss: Any) -> None:
+    if not math.isfinite(float(loss)):
+        raise ValueError(f"the loss of two made-up rows is {float(loss)}")
+
+
+def _correct(correction: Any) -> None:
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+    tensors = {
+        "old_log_probs": torch.tensor([LATER_LOG_PROBS]),
+        "rollout_log_probs": torch.tensor([LOG_PROBS]),
+        "response_mask": torch.ones(1, len(LOG_PROBS)),
+    }
+    compute_rollout_correction_and_add_to_batch(DataProto.from_dict(tensors=tensors), correction)
+
+
+def _penalty(kind: str) -> None:
+    from verl.trainer.ppo.core_algos import kl_penalty
+
+    kl_penalty(torch.tensor(LATER_LOG_PROBS), torch.tensor(LOG_PROBS), kl_penalty=kind)
+
+
+# --- learning rates ------------------------------------------------------------------------------
+
+
+def look_at_learning_rates(config: Any, roles: Roles, steps: int | None, answers: Answers) -> None:
+    """Let verl's FSDP engine make the schedule of the learning rate.
+
+    Args:
+        steps: of the run; None if they are not known.
+    """
+    for key, role in (
+        ("actor_rollout_ref.actor.optim", roles.actor),
+        ("critic.optim", roles.critic),
+    ):
+        if role is None or "FSDP" not in type(role.optim).__name__:
+            continue
+        options = role.optim
+        if key == "critic.optim" and options.lr <= 0:
+            answers.problems.append(
+                f"{key}.lr={options.lr}: the critic would stay as it is; expected more than 0"
+            )
+        ratio = options.lr_warmup_steps_ratio
+        if not 0 <= ratio <= 1:
+            answers.problems.append(
+                f"{key}.lr_warmup_steps_ratio={ratio}: expected a share of the run's steps, from 0 "
+                "to 1. Set it to 0.1 for a tenth of them, or a number of steps as "
+                f"{key}.lr_warmup_steps"
+            )
+            continue
+        answers.ask(key, _make_schedule, options, steps or 100)
+        warm_up = options.lr_warmup_steps
+        if steps is not None and warm_up > steps:
+            answers.warnings.append(
+                f"{key}.lr_warmup_steps={warm_up}: the run has {steps} steps, so the learning rate "
+                f"would never reach {options.lr}"
+            )
+
+
+def _make_schedule(options: Any, steps: int) -> None:
+    """Relies on verl 0.9's FSDPEngine, whose method reads these two attributes alone."""
+    from verl.workers.config.optimizer import build_optimizer
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    of_run = SimpleNamespace(**{name: getattr(options, name) for name in options})
+    of_run.total_training_steps = steps
+    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(1))], options)
+    engine = SimpleNamespace(optimizer_config=of_run, rank=1)
+    with redirect_stdout(StringIO()):
+        FSDPEngine._build_lr_scheduler(engine, optimizer)
