@@ -1,17 +1,26 @@
 """The look of the pictures in the documents: told apart in grey, on white that any page bears."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+from verl_gdpo.tools.report.colours import ON_WHITE, looks_of
 
 
 class Look(NamedTuple):
     ink: str = "#1f2328"
     quiet: str = "#d0d5db"
     background: str = "#ffffff"
-    colours: Sequence[str] = ("#003C65", "#E27101", "#A01E71", "#000000", "#008559", "#34005A")
+    colours: Sequence[str] = ON_WHITE
 
 
 LOOK = Look()
+
+
+def colours_of(arms: Iterable[str]) -> dict[str, str]:
+    """The colour of each arm. An estimator has the one that it has in the report."""
+    looks = looks_of({arm: arm.lower() for arm in arms})
+    return {arm: LOOK.colours[look] for arm, look in looks.items()}
+
 
 # matplotlib's settings
 STYLE: dict[Any, Any] = {

@@ -7,6 +7,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from repository import REPO
 from run_folder_writer import make_run
 
@@ -15,7 +16,7 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.tools import replay
 from verl_gdpo.tools.advice import FEWEST, Evidence, Update, describe
-from verl_gdpo.tools.report.page import build_page, write
+from verl_gdpo.tools.report.page import build_page, with_interval, write
 from workshop.experiments import advice
 
 SAMPLES = 8
@@ -245,7 +246,11 @@ def test_replay_and_report_show_it(tmp_path, capsys):
     page = build_page(runs)
     assert shown.startswith(str(page.advice["gdpo"]))
     text = write(page, tmp_path / "report").read_text()
-    for part in (page.advice["grpo"].sentences[1], "; ".join(page.advice["grpo"].rows[0][2:])):
-        assert text.count(part) == 2
+    # each of two runs has a table, with the numbers that the terminal shows, and each sentence
+    assert text.count('<th scope="col">GRPO by range</th>') == 2
+    for share in page.advice["grpo"].rows[0][2:]:
+        assert text.count(f"<td>{with_interval(share)}</td>") >= 2
+    for sentence in page.advice["grpo"].sentences:
+        assert text.count(f"<p>{escape(sentence)}</p>") == 2
     shutil.rmtree(runs[1] / "rollouts")
     assert "no rollout dump" in build_page(runs).advice["grpo"]

@@ -12,18 +12,20 @@ from colours import contrast, lightness
 from hypothesis import example, given
 from hypothesis import strategies as st
 from made_arms import made_arm
+from omegaconf import OmegaConf
 from repository import REPO
 
 from verl_gdpo.tools.report.charts import (
-    ARMS_LOOKS,
     OF_TRAINING,
     Chart,
     as_data,
     chart_of,
     lines_of,
+    looks_of_arms,
     sections,
     thinned,
 )
+from verl_gdpo.tools.report.colours import OF_ESTIMATOR, ON_BLACK, ON_WHITE, free_look, looks_of
 from verl_gdpo.tools.report.runs import Run, RunsOfArm
 from verl_gdpo.tools.run_folder.findings import Finding
 
@@ -36,6 +38,8 @@ def themes():
     light, dark = re.findall(r":root \{(.*?)\}", text, re.S)
     found = [dict(re.findall(r"--([\w-]+): (#\w{6})", theme)) for theme in (light, dark)]
     assert found[0].keys() == found[1].keys()
+    for theme, colours in zip(found, (ON_WHITE, ON_BLACK), strict=True):
+        theme |= {f"look-{number}": colour for number, colour in enumerate(colours)}
     return found
 
 
@@ -49,7 +53,7 @@ def test_looks_are_told_apart_in_grey_and_seen_in_both_themes(theme):
     greys = [lightness(colour) for colour in colours]
     assert min(abs(a - b) for a, b in itertools.combinations(greys, 2)) >= 10
     assert abs(greys[0] - greys[1]) >= 30  # gdpo and grpo
-    assert abs(greys[ARMS_LOOKS] - greys[ARMS_LOOKS + 1]) >= 30
+    assert abs(greys[free_look(0)] - greys[free_look(1)]) >= 30
 
 
 def test_a_look_that_comes_again_has_other_dashes():
@@ -57,6 +61,40 @@ def test_a_look_that_comes_again_has_other_dashes():
     dashes = json.loads(re.search(r"DASHES = (.*);", script)[1])
     assert len({json.dumps(one) for one in dashes}) == 6 and dashes[0] == []
     assert "DASHES[(look + Math.floor(look / 6)) % 6]" in script
+
+
+def test_an_estimator_has_one_colour_in_whatever_order_the_arms_come():
+    # those of the pictures in README.md
+    assert (ON_WHITE[OF_ESTIMATOR["gdpo"]], ON_WHITE[OF_ESTIMATOR["grpo"]]) == (
+        "#003C65",
+        "#E27101",
+    )
+    for order in itertools.permutations(["gdpo", "grpo", "other"]):
+        assert looks_of({arm: arm for arm in order}) == {"gdpo": 0, "grpo": 1, "other": 2}
+    several = {"first": "grpo", "second": "grpo", "third": "gdpo"}
+    assert looks_of(several) == {"first": 1, "second": 2, "third": 0}
+    assert looks_of({"half": "grpo", "grpo": "grpo"}) == {"half": 2, "grpo": 1}
+
+
+def test_rewards_have_no_estimators_colour_and_each_its_own_look():
+    looks = [free_look(number) for number in range(24)]
+    assert len({(look % 6, (look + look // 6) % 6) for look in looks}) == 24
+    assert not {look % 6 for look in looks} & {*OF_ESTIMATOR.values()}
+
+
+def test_the_estimator_of_an_arm_is_that_of_its_configuration():
+    def arm(name, **algorithm):
+        config = OmegaConf.create({"algorithm": algorithm})
+        return made_arm(name, {1: {"actor/entropy": 1.0}}, configs=[config])
+
+    by_settings = arm("mine", adv_estimator="grpo"), arm("theirs", adv_estimator="gdpo")
+    assert looks_of_arms(by_settings) == {"mine": 1, "theirs": 0}
+    summed = arm("grpo_batch_norm", adv_estimator="gdpo", gdpo={"group_norm": "summed"})
+    assert looks_of_arms([summed]) == {"grpo_batch_norm": 2}
+    unknown = made_arm("grpo", {1: {"actor/entropy": 1.0}})
+    assert looks_of_arms([unknown]) == {"grpo": 1}
+    [first] = sections([unknown])
+    assert first.charts[0].lines[0].look == 1
 
 
 def chart_named(arms, title):
@@ -91,7 +129,7 @@ def test_the_share_of_each_reward_is_a_smoothed_line():
 def test_a_reward_that_samples_lack_has_a_chart():
     one, other = {"gdpo/a/missing": 0.0}, {"gdpo/a/missing": 0.0, "gdpo/b/missing": 0.5}
     [line] = chart_named([made_arm("gdpo", {1: other})], "Samples without a reward").lines
-    assert (line.label, line.values, line.look) == ("b", [0.5], ARMS_LOOKS + 1)
+    assert (line.label, line.values, line.look) == ("b", [0.5], free_look(1))
     assert chart_named([made_arm("gdpo", {1: one})], "Samples without a reward") is None
     # the lowest of a band may be 0
     band = made_arm("gdpo", *[{1: {"gdpo/a/missing": x}} for x in (0.0, 0.0, 0.0, 0.5, 0.5)])
@@ -100,10 +138,10 @@ def test_a_reward_that_samples_lack_has_a_chart():
 
 def test_what_is_no_number_is_a_gap_and_breaks_no_json():
     chart = chart_named([shares_of({1: (1.0, None), 2: (0.5, 0.5), 3: (math.nan, 0.5)})], SHARE)
-    a, b = as_data([chart])[0]["lines"]
+    a, b = as_data([chart], 3)[0]["lines"]
     assert (a["x"], a["y"]) == ([1, 2, 3], [1.0, 0.75, None])
     assert (b["x"], b["y"]) == ([2, 3], [0.5, 0.5])
-    json.dumps(as_data([chart]), allow_nan=False)
+    json.dumps(as_data([chart], 3), allow_nan=False)
 
 
 def test_a_chart_without_anything_to_see_is_left_out():
@@ -114,12 +152,12 @@ def test_a_chart_without_anything_to_see_is_left_out():
     assert [chart.title for chart in first.charts] == ["a", "Gradient norm"]
 
 
-def test_the_first_screen_has_rewards_and_one_of_the_training():
+def test_the_first_screen_has_all_rewards_and_the_entropy_where_there_is_room():
     values = {f"gdpo/r{i}/mean": 1.0 for i in range(5)} | {"actor/grad_norm": 1.0}
     metrics = {1: values | {"response_length/mean": 30.0, "actor/ppo_kl": 0.0}}
     first, more = sections([made_arm("gdpo", metrics)])
-    assert [chart.title for chart in first.charts] == ["r0", "r1", "r2", "Gradient norm"]
-    assert [chart.title for chart in more.charts] == ["r3", "r4", "Response length"]
+    assert [chart.title for chart in first.charts] == ["r0", "r1", "r2", "r3", "r4"]
+    assert [chart.title for chart in more.charts] == ["Gradient norm", "Response length"]
     # 0 is on every axis, so that noise stays small
     assert {chart.axis for chart in (*first.charts, *more.charts)} == {(0, 0)}
     ids = [chart.id for chart in (*first.charts, *more.charts)]
@@ -133,7 +171,7 @@ def test_fewer_than_five_runs_have_a_line_each_and_more_a_band():
         return [(line.label, line.kind, line.values) for line in drawn]
 
     assert lines(1) == [("gdpo", "", [0.0])]
-    assert lines(2) == [("gdpo, gdpo0", "", [0.0]), ("gdpo, gdpo1", "", [1.0])]
+    assert lines(2) == [("gdpo0", "", [0.0]), ("gdpo1", "", [1.0])]
     assert lines(5) == [("gdpo", "", [2.0]), ("gdpo", "low", [1.0]), ("gdpo", "high", [3.0])]
 
 
@@ -167,7 +205,7 @@ def test_the_charts_of_ten_runs_of_5_000_steps_are_small():
         metrics[500 * number + 7]["actor/grad_norm"] = 900.0
         runs.append(Run(Path(f"run{number}"), metrics))
     arms = [RunsOfArm(f"run{number}", [runs[number % 2]]) for number in range(10)]
-    data = as_data([chart for section in sections(arms) for chart in section.charts])
+    data = as_data([chart for section in sections(arms) for chart in section.charts], 4999)
     assert sum(len(chart["lines"]) for chart in data) == 10 * 21
     # 2 MB less what the rest of a page has: uPlot, and texts of examples
     assert len(json.dumps(data, separators=(",", ":"))) < 1_900_000

@@ -199,5 +199,5 @@ def test_arms_of_unequal_length_are_compared_where_both_are():
     assert table_of_differences(arms).caption.endswith(said)
     assert results(arms).caption.startswith(f"Mean reward{said};")
     ends_of_x = [row[-3] for row in results(arms).rows if row[0] == "x"]
-    assert ends_of_x == ["0.220, 0.220", "0.220, 0.220"]
+    assert ends_of_x == ["0.2, 0.2", "0.2, 0.2"]
     assert ends_apart(arms[:1]) == ""

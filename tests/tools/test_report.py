@@ -8,6 +8,7 @@ import re
 import shlex
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from made_arms import made_arm
@@ -15,17 +16,21 @@ from run_folder_writer import GROUPS, PROMPT, make_run, rollout_dump, write_metr
 
 from verl_gdpo.tools import replay, summary
 from verl_gdpo.tools.report import main
+from verl_gdpo.tools.report.charts import sections
 from verl_gdpo.tools.report.examples import ROLLOUTS_SHOWN, example_groups
 from verl_gdpo.tools.report.page import (
     CHARACTERS,
+    Remark,
     build_page,
+    headline,
     prompt_end,
     response_start,
     signed,
+    with_interval,
     write,
 )
-from verl_gdpo.tools.report.runs import is_of_one_run, over_runs, read_arms, trailing_mean
-from verl_gdpo.tools.report.tables import differences, results
+from verl_gdpo.tools.report.runs import Run, is_of_one_run, over_runs, read_arms, trailing_mean
+from verl_gdpo.tools.report.tables import as_text, differences, results
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
@@ -131,9 +136,10 @@ def test_the_table_of_results():
     training = arm_of({1: 0.0, 9: 1.0}, {1: 2.0, 9: 3.0})
     tested = arm_of({0: 0.25}, name="grpo", key="val-aux/rlla/format/mean@1")
     assert results([training, tested]).rows == [
-        ("format", "gdpo", "2", "0.000, 2.000", "1.000, 3.000", "-", "-"),
+        # the mean of steps 1 and 9: there are no others
+        ("format", "gdpo", "2", "0, 2", "0.5, 2.5", "-", "-"),
         # one validation is not both
-        ("format", "grpo", "1", "-", "-", "0.250", "-"),
+        ("format", "grpo", "1", "-", "-", "0.25", "-"),
     ]
 
 
@@ -142,9 +148,57 @@ def test_a_value_of_another_step_says_so():
     metrics = {step: {"gdpo/a/mean/x": 0.5} for step in (1, 2, 3)}
     metrics[2]["gdpo/a/mean/y"] = 0.25
     assert results([made_arm("gdpo", metrics)]).rows == [
-        ("a (x)", "gdpo", "1", "0.500", "0.500", "-", "-"),
-        ("a (y)", "gdpo", "1", "0.250 (step 2)", "0.250 (step 2)", "-", "-"),
+        ("a (x)", "gdpo", "0.5", "0.5", "-", "-"),
+        ("a (y)", "gdpo", "0.25 (step 2)", "0.25 (step 2)", "-", "-"),
     ]
+
+
+def test_the_end_of_the_table_is_that_of_the_curve():
+    """The chart draws means of five steps, and its legend has the last one."""
+    values = {step: step**2 / 7 for step in range(1, 13)}
+    arm = arm_of(values)
+    table = results([arm])
+    assert table.header == (
+        "reward",
+        "arm",
+        "first step",
+        "last 5 steps",
+        "validation before",
+        "after",
+    )
+    [row] = table.rows
+    [line] = sections([arm])[0].charts[0].lines
+    assert row[2:4] == (as_text(line.values[0]), as_text(line.values[-1])) == ("0.1429", "14.57")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *((0.064062, "0.06406"), (68.859, "68.86"), (123456.0, "123500"), (-0.0, "0")),
+        *((1.0, "1"), (0.00001234, "0.00001234"), (math.nan, "no number")),
+    ],
+)
+def test_a_number_is_written_as_the_legends_write_it(value, expected):
+    assert as_text(value) == expected
+
+
+def test_the_headline_is_in_plain_words():
+    def run(name, steps, key="gdpo/a/mean"):
+        return Run(Path(name), {step: {key: 1.0} for step in range(steps + 1)})
+
+    assert headline([], [run("a", 60)]) == "No problem found in 60 steps"
+    assert (
+        headline([], [run("a", 60), run("b", 40)]) == "No problem found in 2 runs of 40 to 60 steps"
+    )
+    assert headline([], [run("a", 1)]) == "No problem found in 1 step; most rules need 30"
+    summed = headline([], [run("a", 60, "critic/score/mean")])
+    assert summed == (
+        "No problem found in 60 steps. The rewards of a were not looked at one by one: that needs "
+        "reward.reward_manager.name=gdpo"
+    )
+    over = Remark("the entropy fell", is_over=True)
+    assert headline([over], [run("a", 60)]) == "1 problem found in 60 steps, of which 1 is over"
+    assert headline([Remark("b"), over], [run("a", 60)]).startswith("2 problems found in 60 steps")
 
 
 def test_what_the_configurations_differ_in(tmp_path):
@@ -229,7 +283,13 @@ def test_of_a_large_group_some_rollouts_are_shown(tmp_path):
     assert (len(shown), found.of) == (ROLLOUTS_SHOWN, 40) and shown == sorted(shown, reverse=True)
     # 39 and 0 are the best and the worst: both rewards rise with the number
     assert [found.rollouts[i].rewards["correctness"] for i in (0, -1)] == [39, 0]
-    assert f"{ROLLOUTS_SHOWN} of 40 rollouts." in write(build_page([run]), tmp_path).read_text()
+    assert f"{ROLLOUTS_SHOWN} of 40 samples." in write(build_page([run]), tmp_path).read_text()
+
+
+def test_an_interval_is_not_broken_over_lines_and_a_name_is_no_markup():
+    expected = '91% <span class="interval">[70%, 103%]</span>'
+    assert with_interval("91% [70%, 103%]") == expected
+    assert with_interval("a <b>") == "a &lt;b&gt;"
 
 
 def test_numbers_and_long_texts():
@@ -285,15 +345,16 @@ def test_the_first_screen_in_its_order(tmp_path):
     order = [
         "<title>gdpo, grpo</title>",
         '<body class="told">',
-        "gdpo: the gradient norm is 2.2e+04; at the start it was 0.3</p>",
-        '<aside id="findings"',
+        "1 problem found in 2 runs of 30 steps</p>",
+        '<ul id="findings">',
+        "gdpo: the gradient norm is 2.2e+04; at the start it was 0.3</span>",
         '<figcaption><span class="strong">correctness</span>',
         '<figcaption><span class="strong">format</span>',
         ">Entropy</span>",
         ">Gradient norm</span>",
-        '<aside id="advice"',
-        "gdpo:</span>",
-        "grpo:</span>",
+        '<section id="advice">',
+        "<h3>gdpo</h3>",
+        "<h3>grpo</h3>",
         '<section id="results">',
         "Which reward drives the update?",
         "Is a reward dead or saturated?",

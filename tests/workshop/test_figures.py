@@ -13,9 +13,11 @@ from oracle import gdpo
 from repository import REPO, tracked_files
 from run_folder_writer import make_run
 
+from verl_gdpo.tools.report.colours import OF_ESTIMATOR, ON_WHITE
 from workshop.figures import __main__ as make_figures
+from workshop.figures import demonstration
 from workshop.figures.collapse import distinct_groups
-from workshop.looks import LOOK
+from workshop.looks import LOOK, colours_of
 
 
 def test_the_colours_are_told_apart_in_grey():
@@ -24,6 +26,19 @@ def test_the_colours_are_told_apart_in_grey():
     assert abs(greys[0] - greys[1]) >= 30  # gdpo and grpo
     assert all(contrast(colour, LOOK.background) >= 3 for colour in LOOK.colours)
     assert contrast(LOOK.ink, LOOK.background) >= 4.5
+
+
+def test_an_estimator_has_the_colour_that_it_has_in_the_report():
+    assert colours_of(["grpo", "gdpo", "grpo_divided"]) == {
+        "gdpo": ON_WHITE[OF_ESTIMATOR["gdpo"]],
+        "grpo": ON_WHITE[OF_ESTIMATOR["grpo"]],
+        "grpo_divided": "#A01E71",
+    }
+    left, right = make_figures.idea().axes
+    bars = [to_hex(axes.patches[0].get_facecolor()).upper() for axes in (left, right)]
+    assert bars == [*colours_of(["GRPO", "GDPO"]).values()]
+    lines = demonstration.demonstration("judge").axes[0].get_lines()
+    assert {line.get_color() for line in lines} == {*colours_of(["gdpo", "grpo"]).values()}
 
 
 def test_the_idea_is_drawn_with_the_advantages_of_the_estimators():
@@ -81,7 +96,7 @@ def test_the_pictures_of_docs_are_small_and_shown():
 
 
 @pytest.mark.slow
-def test_the_command_draws_the_pictures_of_docs(tmp_path, monkeypatch, capsys):
+def test_the_command_draws_the_pictures_of_docs(tmp_path, monkeypatch):
     browser()
     monkeypatch.setattr(make_figures, "DOCS", tmp_path)
     runs = [make_run(tmp_path / "runs" / arm, arm, steps=6) for arm in ("gdpo", "grpo")]
@@ -92,9 +107,3 @@ def test_the_command_draws_the_pictures_of_docs(tmp_path, monkeypatch, capsys):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
     terminal = (tmp_path / "replay.svg").read_text()
     assert "differ&#160;most" in terminal and "@font-face" not in terminal
-    with pytest.raises(ValueError, match=r"expected runs of gdpo and of grpo, got \['grpo', 'gd"):
-        make_figures.draw_runs(*reversed(runs))
-    monkeypatch.setattr(sys, "argv", ["workshop.figures", str(runs[0])])
-    with pytest.raises(SystemExit):
-        make_figures.main()
-    assert "expected no run, or GDPO_RUN and GRPO_RUN" in capsys.readouterr().err

@@ -187,8 +187,8 @@ def describe(evidence: Evidence, config: Any = None) -> Description:
     """Return the description of the first steps of a run, which has this configuration."""
     reversed, untied, tied = (f"{share:.1%}" for share in evidence.changed_orders)
     orders = (
-        f"Take two answers to the same prompt. In {reversed} of all such pairs, GDPO prefers one "
-        f"and GRPO the other. In {untied}, GDPO alone prefers one, and in {tied}, GRPO alone does."
+        f"Take two answers to the same prompt. In {reversed} of such pairs, GDPO prefers one and "
+        f"GRPO the other; in {untied}, GDPO alone prefers one, and in {tied}, GRPO alone."
     )
     weights_K, is_kept = evidence.keeping_weights()
     keeps = "No weights keep the balance that GRPO gives now. These repeat the spreads:"

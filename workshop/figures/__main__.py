@@ -1,15 +1,15 @@
 """Draws the pictures of docs/.
 
-    python -m workshop.figures                       # those that need no run
-    python -m workshop.figures GDPO_RUN GRPO_RUN     # also those of two runs, given their folders
+    python -m workshop.figures                   # those that need no run
+    python -m workshop.figures RUN [RUN ...]     # also those of runs, given their folders
 
-The two runs are those of `./run_tool_rl.sh run_dir=runs/gdpo` and of `./run_tool_rl.sh
-run_dir=runs/grpo estimator=grpo`, without a GPU. report.png is the first screen of `verl-gdpo
-report` on both, for which there must be a browser, and replay.svg is `verl-gdpo replay` in a
-terminal.
+The run of the pictures in docs/ is that of `./run_tool_rl.sh` without a GPU. report.png is the
+first screen of `verl-gdpo report` on the runs, for which there must be a browser, and replay.svg is
+`verl-gdpo replay` of the first one in a terminal.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from verl_gdpo import compute_gdpo_advantage
-from verl_gdpo.tools.report.runs import read_arms
 from workshop.figures import collapse, demonstration, screens
-from workshop.looks import LOOK, STYLE
+from workshop.looks import LOOK, STYLE, colours_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -50,8 +49,9 @@ def idea() -> Figure:
         layout = ConstrainedLayoutEngine(wspace=0.08, h_pad=0.08)
         figure = Figure(figsize=(8, 3.9), layout=layout, facecolor=LOOK.background)
         axes = figure.subplots(1, 2, sharey=True)
-        for where, name, colour in zip(axes, ESTIMATORS, LOOK.colours[1::-1], strict=True):
-            _draw_bars(where, name, advantages(ESTIMATORS[name]), colour)
+        colours = colours_of(ESTIMATORS)
+        for where, name in zip(axes, ESTIMATORS, strict=True):
+            _draw_bars(where, name, advantages(ESTIMATORS[name]), colours[name])
         axes[0].set(ylabel="advantage", yticks=[])
         figure.supxlabel("each bar: one rollout, with its rewards (correctness, format)", size=12)
     return figure
@@ -82,35 +82,28 @@ def _draw_bars(axes: Axes, estimator: str, groups: dict[str, list[float]], colou
     axes.margins(y=0.14)
 
 
-def draw_runs(gdpo: Path, grpo: Path) -> None:
-    """What a person sees of both runs.
-
-    Raises:
-        ValueError: a folder is not that of a run of its arm.
-    """
-    arms = read_arms([gdpo, grpo])
-    if [arm.name for arm in arms] != ["gdpo", "grpo"]:
-        raise ValueError(f"expected runs of gdpo and of grpo, got {[arm.name for arm in arms]}")
-    screens.report([gdpo, grpo], DOCS / "report.png")
-    screens.replay(gdpo, DOCS / "replay.svg")
+def draw_runs(runs: Sequence[Path]) -> None:
+    """What a person sees of runs: the report on all, and the replay of the first."""
+    screens.report(runs, DOCS / "report.png")
     screens.make_smaller(DOCS / "report.png")
+    screens.replay(runs[0], DOCS / "replay.svg")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m workshop.figures", description="Draws the pictures of docs/."
     )
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="GDPO_RUN GRPO_RUN")
+    parser.add_argument(
+        "runs", nargs="*", type=Path, metavar="RUN", help="for report.png and replay.svg"
+    )
     runs = parser.parse_args().runs
-    if len(runs) not in (0, 2):
-        parser.error(f"expected no run, or GDPO_RUN and GRPO_RUN; got {[*map(str, runs)]}")
     idea().savefig(DOCS / "idea.png", dpi=200)
     collapse.collapse().savefig(DOCS / "collapse.png", dpi=150)
     for setting, name in (("judge", "demonstration.png"), ("model", "real_model.png")):
         demonstration.demonstration(setting).savefig(DOCS / name, dpi=150)
         screens.make_smaller(DOCS / name)
     if runs:
-        draw_runs(*runs)
+        draw_runs(runs)
 
 
 if __name__ == "__main__":

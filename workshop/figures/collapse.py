@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
-from workshop.looks import LOOK, STYLE
+from workshop.looks import LOOK, STYLE, colours_of
 
 Groups = npt.NDArray[np.float64]
 
@@ -39,9 +39,9 @@ def collapse() -> Figure:
 
 
 def _draw(axes: Axes, which: str, xlabel: str, sizes: dict[int, tuple[int, int]]) -> None:
-    for name, colour, line, mark in zip(
-        ESTIMATORS, LOOK.colours, ["-", "--", ":"], "os^", strict=False
-    ):
+    colours = colours_of(ESTIMATORS)
+    for name, line, mark in zip(ESTIMATORS, ["-", "--", ":"], "os^", strict=True):
+        colour = colours[name]
         counts = [distinct_groups(name, *size) for size in sizes.values()]
         axes.plot([*sizes], counts, color=colour, linestyle=line, marker=mark, label=name)
     axes.set(xlabel=xlabel, ylabel="distinct groups of advantages", xticks=[*sizes])

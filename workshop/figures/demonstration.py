@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop.experiments.demonstration import curves, mean
-from workshop.looks import LOOK, STYLE
+from workshop.looks import LOOK, STYLE, colours_of
 
 # {setting: {reward: (title, highest value)}}; the lines' names stand in the first panel
 PANELS = {
@@ -43,8 +43,9 @@ def _draw(axes: Axes, setting: str, reward: str, with_names: bool) -> None:
     title, highest = PANELS[setting][reward]
     axes.set_title(title, loc="left", fontweight="bold", pad=10)
     at, end_of = math.inf, {arm: mean(setting, arm, reward) for arm in ARMS[setting]}
+    colours = colours_of(ARMS[setting])
     for arm in sorted(end_of, key=end_of.__getitem__, reverse=True):
-        colour = LOOK.colours[[*end_of].index(arm)]
+        colour = colours[arm]
         seeds = np.array([*curves()[setting, arm, reward].values()])
         steps, at = range(1, seeds.shape[1] + 1), min(end_of[arm], at - NAMES_APART * highest)
         axes.plot(steps, seeds.T, color=colour, linewidth=0.8, alpha=0.35)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from verl_gdpo.tools.report.colours import free_look, looks_of
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     SMOOTHED_STEPS,
@@ -32,14 +33,13 @@ Axis = tuple[float, float]
 
 POINTS = 500  # of a line, with about 12 bytes for each
 DIGITS = 5
-FIRST_SCREEN = 4  # charts
+FIRST_SCREEN = 4  # charts, or more where there are more rewards
 SMOOTHED = f"{SMOOTHED_STEPS}-step mean"
 SHARE, CORRELATION, ZERO = (0.0, 1.0), (-1.0, 1.0), (0.0, 0.0)
 # {how the topic of a finding begins: the chart that shows it, if the page has it}
 SHOWN = {"ignored": "gdpo/<reward>/share", "constant": "gdpo/<reward>/varies"}
-ARMS_LOOKS = 2  # those of rewards are unlike those of two arms
 
-# {metric: (title, unit, what the axis shows at least)}; the first screen has the first one
+# {metric: (title, unit, what the axis shows at least)}; the first screen begins with the first
 OF_TRAINING = {
     "actor/entropy": ("Entropy", "of a token", ZERO),
     "actor/grad_norm": ("Gradient norm", "", ZERO),
@@ -67,7 +67,7 @@ class Line:
     label: str
     steps: Sequence[int]
     values: Sequence[float]
-    look: int = 0  # the same number has the same colour and dashes everywhere
+    look: int = 0  # see colours.py
     kind: str = ""  # "points"; "low" and "high" of a band
 
 
@@ -91,10 +91,15 @@ class Section(NamedTuple):
 
 
 def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
-    """The sections that have a chart, and the first screen, which is the first one."""
-    rewards, training = _rewards(arms), [*_of_training(arms)]
-    first = [*rewards[: FIRST_SCREEN - 1], *training][:FIRST_SCREEN]
-    rest = [chart for chart in (*rewards, *training) if chart not in first]
+    """The sections that have a chart, and the first screen, which is the first one.
+
+    It has all rewards, since the one that drives the update may be any of them.
+    """
+    rewards = _rewards(arms)
+    training = list(_of_training(arms))
+    room = max(0, FIRST_SCREEN - len(rewards))
+    first = rewards + training[:room]
+    rest = training[room:]
     each = partial(_of_each_reward, arms)
     all_sections = {
         "first": first,
@@ -110,18 +115,35 @@ def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
     ]
 
 
+def looks_of_arms(arms: Sequence[RunsOfArm]) -> dict[str, int]:
+    """The look of each arm, by its name."""
+    return looks_of({arm.name: _estimator_of(arm) for arm in arms})
+
+
+def _estimator_of(arm: RunsOfArm) -> str:
+    """The estimator by the arm's configuration, or by its name where there is none."""
+    run = arm.runs[0]
+    if run.setting("algorithm.gdpo.group_norm") == "summed":
+        return arm.name  # neither of the two
+    return str(run.setting("algorithm.adv_estimator") or arm.name)
+
+
 def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
     """Each arm's training and its validation."""
     charts = []
+    looks = looks_of_arms(arms)
     for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
         lines: list[Line] = []
-        for look, arm in enumerate(arms):
+        for arm in arms:
+            look = looks[arm.name]
             trained = partial(_curve_of, TRAINED, name)
             lines += lines_of(arm, trained, arm.name, look, SMOOTHED_STEPS)
             if validation := over_runs(arm, partial(_curve_of, TESTED, name)).get(""):
                 of_arm = f"{arm.name}, validation"
+                if len(arm.runs) > 1:
+                    of_arm += ", median"
                 lines.append(Line(of_arm, [*validation], [*validation.values()], look, "points"))
-        charts += _chart(name, name, f"reward, {SMOOTHED}", ZERO, lines)
+        charts += _chart(name, name, SMOOTHED, ZERO, lines)
     return charts
 
 
@@ -132,12 +154,12 @@ def _curve_of(read_each: ReadEach, name: str, run: Run) -> Curve:
 
 def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
     """Those that are 0 at every step are left out."""
+    looks = looks_of_arms(arms)
     for key, about in OF_TRAINING.items():
-        lines = [
-            line
-            for look, arm in enumerate(arms)
-            for line in lines_of(arm, partial(_curve_of, CURVES, key), arm.name, look)
-        ]
+        lines: list[Line] = []
+        for arm in arms:
+            read = partial(_curve_of, CURVES, key)
+            lines += lines_of(arm, read, arm.name, looks[arm.name])
         if any(value for line in lines for value in line.values):
             yield from _chart(key, *about, lines)
 
@@ -151,9 +173,9 @@ def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart
     title, unit, axis = OF_EACH_REWARD[statistic]
     for arm in arms:
         lines: list[Line] = []
-        for look, name in enumerate(names([arm], read_each), start=ARMS_LOOKS):
+        for number, name in enumerate(names([arm], read_each)):
             read = partial(_curve_of, read_each, name)
-            of_one = [*lines_of(arm, read, name, look, SMOOTHED_STEPS)]
+            of_one = list(lines_of(arm, read, name, free_look(number), SMOOTHED_STEPS))
             # in most runs, no sample lacks a reward
             if statistic != "missing" or any(any(line.values) for line in of_one):
                 lines += of_one
@@ -178,9 +200,14 @@ def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1)
     else:
         parts = [RunsOfArm(arm.name, [run]) for run in arm.runs]
     for part in parts:
-        name = label if is_band or len(arm.runs) == 1 else f"{label}, {part.runs[0].name}"
+        name = label if is_band or len(arm.runs) == 1 else _named_run(label, part.runs[0])
         for edge, curve in over_runs(part, read, smooth).items():
             yield Line(name, [*curve], [*curve.values()], look, edge)
+
+
+def _named_run(label: str, run: Run) -> str:
+    """The label of one run's line; legends have little room, so that none says a name twice."""
+    return run.name if run.name.startswith(label) else f"{label}, {run.name}"
 
 
 def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
@@ -193,11 +220,16 @@ def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
     return max(about, key=lambda chart: len(chart.about), default=next(iter(charts), None))
 
 
-def as_data(charts: Sequence[Chart]) -> list[Mapping[str, Any]]:
-    """The charts as JSON has them: lines thinned to `POINTS`, numbers rounded, gaps null."""
+def as_data(charts: Sequence[Chart], end: int) -> list[Mapping[str, Any]]:
+    """The charts as JSON has them: lines thinned to `POINTS`, numbers rounded, gaps null.
+
+    Args:
+        end: the step of which legends have the numbers, until somebody points at another one.
+    """
     return [
         {
             **{name: getattr(chart, name) for name in ("id", "title", "unit", "axis")},
+            "end": end,
             "lines": [_line_data(line) for line in chart.lines],
         }
         for chart in charts

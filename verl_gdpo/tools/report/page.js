@@ -1,20 +1,23 @@
 "use strict";
 // Draws the charts of the page with uPlot, from the JSON in #data.
 (() => {
-  const HEIGHT = 190, FEW = 25, LONG = 200; // pixels, points of a line
+  const FEW = 25, LONG = 200; // points of a line
   // a look is a colour and dashes: after the last colour the first comes again, with other dashes
   const DASHES = [[], [8, 4], [8, 3, 2, 3], [2, 3], [14, 4], [4, 2, 1, 2]];
   const colour = look => css(`--look-${look % 6}`);
   const dash = look => DASHES[(look + Math.floor(look / 6)) % 6];
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const shown = value => (value == null ? "-" : String(Number(value.toPrecision(4))));
+  // four digits, as `as_text` of tables.py writes them; null is a gap, and undefined is no value
+  const shown = value => (value === undefined ? "-" : value === null ? "no number" : String(Number(value.toPrecision(4))));
   const charts = JSON.parse(document.getElementById("data").textContent).map(prepared);
 
   function prepared(chart) {
     const figure = document.getElementById(chart.id);
     // null is a gap; undefined is a step that only another line has
     const points = uPlot.join(chart.lines.map(line => [line.x, line.y]));
-    return { ...chart, figure, box: figure.querySelector(".plot"), points, isLog: false };
+    const box = figure.querySelector(".plot");
+    const height = parseFloat(getComputedStyle(box).minHeight); // pixels
+    return { ...chart, figure, box, height, points, isLog: false };
   }
 
   // the axis shows what Python asks for, which has 0 in it, so that noise stays small
@@ -28,7 +31,8 @@
   }
 
   function series(chart, line, index) {
-    const last = chart.points[index + 1].findLast(value => value !== undefined);
+    const until = chart.points[0].findLastIndex(step => step <= chart.end) + 1;
+    const last = chart.points[index + 1].slice(0, until).findLast(value => value !== undefined);
     const isEdge = line.kind === "low" || line.kind === "high", isMark = line.kind === "points";
     const few = line.x.length < FEW;
     return {
@@ -51,14 +55,14 @@
     const edges = chart.lines.flatMap((one, i) => (one.kind === "high" ? [i + 1] : []));
     return {
       width: chart.box.clientWidth,
-      height: HEIGHT,
+      height: chart.height,
       scales: { x: { time: false, range: (plot, a, b) => (a === b ? [a - 1, b + 1] : [a, b]) }, y },
       axes: [
         { ...line, grid, ticks: grid, size: 28 },
         { ...line, grid, ticks: grid, size: 56, values: (plot, ticks) => ticks.map(tick => (tick == null ? "" : shown(tick))) },
       ],
       series: [
-        { label: "step", value: (plot, value, number, place) => (place == null ? "last" : value) },
+        { label: "step", value: (plot, value, number, place) => (place == null ? chart.end : value) },
         ...chart.lines.map((one, i) => series(chart, one, i)),
       ],
       bands: edges.map(high => ({ series: [high, high - 1], fill: colour(chart.lines[high - 1].look) + "33" })),
@@ -86,7 +90,7 @@
 
   function goTo(chart, place) {
     const { plot, points } = chart, at = Math.min(Math.max(place, 0), points[0].length - 1);
-    plot.setCursor({ left: plot.valToPos(points[0][at], "x"), top: HEIGHT / 3 }, true, true);
+    plot.setCursor({ left: plot.valToPos(points[0][at], "x"), top: chart.height / 3 }, true, true);
     const said = chart.lines.map((line, i) => `${line.label} ${shown(plot.data[i + 1][at])}`);
     chart.figure.querySelector(".live").textContent = `step ${points[0][at]}: ${said.join(", ")}`;
   }
@@ -118,7 +122,7 @@
     };
     addRow(["step", ...chart.lines.map(line => [line.label, line.kind].filter(Boolean).join(", "))], "th");
     const [steps, ...lines] = chart.points;
-    steps.forEach((step, i) => addRow([step, ...lines.map(y => (y[i] === undefined ? "" : y[i] ?? "no number"))], "td"));
+    steps.forEach((step, i) => addRow([step, ...lines.map(y => (y[i] === undefined ? "" : shown(y[i])))], "td"));
   }
 
   for (const chart of charts) {
@@ -132,7 +136,7 @@
       log.setAttribute("aria-pressed", chart.isLog);
       draw(chart);
     });
-    new ResizeObserver(() => chart.plot.setSize({ width: chart.box.clientWidth, height: HEIGHT })).observe(chart.box);
+    new ResizeObserver(() => chart.plot.setSize({ width: chart.box.clientWidth, height: chart.height })).observe(chart.box);
   }
 
   for (const link of document.querySelectorAll("a[data-first]")) {

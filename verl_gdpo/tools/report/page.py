@@ -11,14 +11,30 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
 from verl_gdpo.algorithm.values import RewardError
-from verl_gdpo.tools.advice import FIRST_STEPS, TITLE, Description, Evidence, describe
+from verl_gdpo.tools.advice import (
+    CAPTION,
+    FIRST_STEPS,
+    HEADER,
+    LEGEND,
+    TITLE,
+    Description,
+    Evidence,
+    describe,
+)
 from verl_gdpo.tools.report.charts import Chart, Section, as_data, chart_of, sections
+from verl_gdpo.tools.report.colours import ON_BLACK, ON_WHITE, variables
 from verl_gdpo.tools.report.examples import ExampleGroup, example_groups, read_step, settings_of
-from verl_gdpo.tools.report.runs import Run, RunsOfArm, read_arms, without_stopped
+from verl_gdpo.tools.report.runs import (
+    Run,
+    RunsOfArm,
+    last_common_step,
+    read_arms,
+    without_stopped,
+)
 from verl_gdpo.tools.report.tables import Table, differences, results, table_of_differences
 from verl_gdpo.tools.run.starts import RecordedStart, starts_of
 from verl_gdpo.tools.run_folder.dump_reader import Scorer
@@ -27,6 +43,7 @@ from verl_gdpo.tools.run_folder.findings import findings
 T = TypeVar("T")
 CHARACTERS = 1500  # of one text
 ENOUGH = 30  # logged steps, for most rules
+MANAGER = "reward.reward_manager.name=gdpo"
 
 
 class Remark(NamedTuple):
@@ -40,10 +57,19 @@ class Remark(NamedTuple):
     is_over: bool = False
 
 
+class Wording(NamedTuple):
+    """The words around the advice."""
+
+    title: str
+    caption: str
+    header: Sequence[str]
+    legend: str
+
+
 @dataclass(frozen=True)
 class Page:
     title: str
-    verdict: str
+    headline: str
     arms: Sequence[RunsOfArm]
     remarks: Sequence[Remark]
     sections: Sequence[Section]  # the first one is the first screen
@@ -51,6 +77,7 @@ class Page:
     tables: Sequence[Table]
     examples: Mapping[str, Sequence[ExampleGroup] | str]  # by arm; a text says why there are none
     replay_line: str = ""  # a command to paste; "" where no run has what it needs
+    end: int = 0  # the step of the numbers in legends and results
 
 
 def build_page(
@@ -74,7 +101,7 @@ def build_page(
     tables = results(compared), table_of_differences(compared), differences(arms)
     return Page(
         title=members[0].name if len(members) == 1 else ", ".join(arm.name for arm in arms),
-        verdict=verdict(remarks, members),
+        headline=headline(remarks, members),
         arms=arms,
         remarks=remarks,
         sections=page_sections,
@@ -82,6 +109,7 @@ def build_page(
         tables=[table for table in tables if table],
         examples={arm.name: _or_why(example_groups, arm.runs[0]) for arm in arms},
         replay_line=_replay_line(members),
+        end=last_common_step(compared),
     )
 
 
@@ -124,15 +152,34 @@ def _of_run(run: Run, charts: Sequence[Chart], who: str) -> Iterator[Remark]:
         yield Remark(who + finding.what, finding.advice, *place)
 
 
-def verdict(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
-    """The first remark; without any, in what no rule finds anything."""
+def headline(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
+    """How many problems were found, and in what they were looked for."""
+    steps = _steps_of(members)
     if remarks:
-        return remarks[0].text + (f"; {len(remarks) - 1} more below" if remarks[1:] else "")
-    steps = min(sum(step > 0 for step in run.metrics) for run in members)
-    few = "" if steps >= ENOUGH else ", which are too few for most rules"
+        over = sum(remark.is_over for remark in remarks)
+        count = "1 problem" if len(remarks) == 1 else f"{len(remarks)} problems"
+        of_them = f", of which {over} {'is' if over == 1 else 'are'} over" if over else ""
+        return f"{count} found in {steps}{of_them}"
+    text = f"No problem found in {steps}"
+    if min(map(_count_steps, members)) < ENOUGH:
+        text += f"; most rules need {ENOUGH}"
     unchecked = ", ".join(run.name for run in members if not run.named_rewards)
-    more = f"; no rule on each reward sees {unchecked}, without reward.reward_manager.name=gdpo"
-    return f"No rule finds anything in {steps} steps{few}{more if unchecked else ''}"
+    if unchecked:
+        text += f". The rewards of {unchecked} were not looked at one by one: that needs {MANAGER}"
+    return text
+
+
+def _steps_of(members: Sequence[Run]) -> str:
+    """How many steps there are, as in "60 steps" or "2 runs of 10 to 11 steps"."""
+    fewest = min(map(_count_steps, members))
+    most = max(map(_count_steps, members))
+    text = f"{fewest} to {most}" if fewest < most else str(most)
+    text += " step" if most == 1 else " steps"
+    return text if len(members) == 1 else f"{len(members)} runs of {text}"
+
+
+def _count_steps(run: Run) -> int:
+    return sum(step > 0 for step in run.metrics)
 
 
 def _advice(run: Run) -> Description:
@@ -156,22 +203,42 @@ def write(page: Page, out: Path) -> Path:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"signed": signed, "end": prompt_end, "start": response_start}
+    environment.filters |= {
+        "signed": signed,
+        "end": prompt_end,
+        "start": response_start,
+        "with_interval": with_interval,
+    }
     script = _file("uplot/uPlot.iife.min.js") + "\n" + _file("page.js")
     text = environment.from_string(_file("page.html.jinja")).render(
         page=page,
-        data=as_data([chart for section in page.sections for chart in section.charts]),
+        data=as_data([chart for section in page.sections for chart in section.charts], page.end),
         script=Markup(script),
         # nothing else runs, whatever a run's texts hold
         sum=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        style=Markup(_file("uplot/uPlot.min.css") + "\n" + _file("page.css")),
+        style=Markup("\n".join([_file("uplot/uPlot.min.css"), _looks(), _file("page.css")])),
         version=__version__,
-        advice_title=TITLE,
+        advice=Wording(TITLE, CAPTION, HEADER, LEGEND),
     )
     index = out / "index.html"
     # a response may hold half a surrogate pair
     index.write_text(text, encoding="utf-8", errors="replace")
     return index
+
+
+def _looks() -> str:
+    """The colours of the lines, for a light and a dark screen."""
+    light = f":root {{ {variables(ON_WHITE)} }}"
+    dark = f":root {{ {variables(ON_BLACK)} }}"
+    return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}"
+
+
+def with_interval(cell: str) -> Markup:
+    """A share with its interval, which is not broken over lines."""
+    share, bracket, interval = cell.partition(" [")
+    if not bracket:
+        return escape(cell)
+    return Markup('{} <span class="interval">[{}</span>').format(share, interval)
 
 
 def _file(name: str) -> str:

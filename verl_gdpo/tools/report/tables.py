@@ -33,8 +33,16 @@ from verl_gdpo.tools.report.runs import (
     ends_apart,
     last_common_step,
     names,
+    trailing_mean,
 )
-from verl_gdpo.tools.run_folder.folder import ENDS, NOTHING, EndValue, Metrics, ends
+from verl_gdpo.tools.run_folder.folder import (
+    ENDS,
+    NOTHING,
+    EndValue,
+    Metrics,
+    ends,
+    training_rewards,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,6 +50,9 @@ Floats = npt.NDArray[np.float64]
 # difference of two standard deviations in more than two of ten reports of two rewards
 CONFIDENCE = 0.93
 DRAWS = 20_000
+LAST_STEP = "last step"  # one of ENDS
+LAST_STEPS = f"last {SMOOTHED_STEPS} steps"
+DIGITS_SHOWN = 4
 SAME_ROWS = ("data.train_files", "data.train_batch_size", "actor_rollout_ref.rollout.n")
 
 
@@ -56,24 +67,43 @@ class Table:
 
 
 def results(arms: Sequence[RunsOfArm]) -> Table:
-    """Each reward of each arm, at both ends of the training."""
+    """Each reward of each arm, at both ends of the training.
+
+    The numbers are those in the legends of the charts: the end is a mean of the last steps.
+    """
     last = last_common_step(arms)
-    of_arms = [(arm, [ends(_until(run.metrics, last)) for run in arm.runs]) for arm in arms]
-    rows = [
-        (name, arm.name, str(len(arm.runs)), *_cells([of_run.get(name, {}) for of_run in of_runs]))
-        for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)])
-        for arm, of_runs in of_arms
-    ]
+    of_arms = [(arm, [_ends_of(run.metrics, last) for run in arm.runs]) for arm in arms]
+    has_several = any(len(arm.runs) > 1 for arm in arms)
+    rows = []
+    for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
+        for arm, of_runs in of_arms:
+            labels = [name, arm.name]
+            if has_several:
+                labels.append(str(len(arm.runs)))
+            rows.append((*labels, *_cells([of_run.get(name, {}) for of_run in of_runs])))
     caption = f"Mean reward{ends_apart(arms)}; higher is better"
     if any(len(arm.runs) >= FEWEST_FOR_BAND for arm in arms):
         caption += "; of five runs and more the median and, in brackets, the inter-quartile range"
     if len(arms) > 1 and any(len(arm.runs) == 1 for arm in arms):
         caption += "; an arm of one run may differ by chance"
-    return Table(caption, ("reward", "arm", "runs", *ENDS), rows, labels=2)
+    columns = [LAST_STEPS if end == LAST_STEP else end for end in ENDS]
+    labels = ["reward", "arm", "runs"] if has_several else ["reward", "arm"]
+    return Table(caption, (*labels, *columns), rows, labels=2)
 
 
-def _until(metrics: Metrics, last: int) -> Metrics:
-    return {step: values for step, values in metrics.items() if step <= last}
+def _ends_of(metrics: Metrics, last: int) -> dict[str, dict[str, EndValue]]:
+    """What `ends` returns of the metrics up to a step, with a mean in the place of the last step.
+
+    Args:
+        last: the last step that is read.
+    """
+    until = {step: values for step, values in metrics.items() if step <= last}
+    values = ends(until)
+    for name, curve in training_rewards(until).items():
+        step = max(curve)
+        mean = trailing_mean(curve, SMOOTHED_STEPS)[step]
+        values[name][LAST_STEP] = replace(values[name][LAST_STEP], value=mean)
+    return values
 
 
 def _cells(of_runs: Sequence[Mapping[str, EndValue]]) -> list[str]:
@@ -83,9 +113,26 @@ def _cells(of_runs: Sequence[Mapping[str, EndValue]]) -> list[str]:
 def _over_runs(values: Sequence[EndValue]) -> str:
     """Each of a few runs, and the quartiles of more."""
     if len(values) < FEWEST_FOR_BAND:
-        return ", ".join(map(str, values)) or NOTHING
+        return ", ".join(map(_end_as_text, values)) or NOTHING
     low, median, high = np.quantile([end.value for end in values], [0.25, 0.5, 0.75])
-    return f"{median:.3f} ({low:.3f} to {high:.3f})"
+    return f"{as_text(median)} ({as_text(low)} to {as_text(high)})"
+
+
+def _end_as_text(end: EndValue) -> str:
+    place = "" if end.other_step is None else f" (step {end.other_step})"
+    return as_text(end.value) + place
+
+
+def as_text(value: float) -> str:
+    """Return a number with four digits, as `shown` of page.js writes it.
+
+    >>> as_text(0.43750001), as_text(83.25), as_text(123456)
+    ('0.4375', '83.25', '123500')
+    """
+    if not math.isfinite(value):
+        return "no number"
+    rounded = float(f"{value:.{DIGITS_SHOWN}g}") + 0.0  # -0.0 becomes 0.0
+    return np.format_float_positional(rounded, trim="-")
 
 
 @dataclass(frozen=True)
