@@ -124,6 +124,13 @@ def test_elsewhere_does_not_refuse_what_only_this_machine_lacks(plain, module, i
         assert "check: warning: actor_rollout_ref.actor.optim" in output
 
 
+def test_elsewhere_a_checkpoint_may_be_missing_here(plain):
+    path = "/no/such/global_step_3"
+    code, output, _ = plain("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}")
+    assert code == 0
+    assert "check: warning: trainer.resume_from_path" in output
+
+
 def test_elsewhere_a_package_of_rewards_may_be_missing_here(plain):
     path = "reward.custom_reward_function.path=pkg://my_own_rewards.math"
     code, output, _ = plain(path)

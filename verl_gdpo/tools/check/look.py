@@ -164,7 +164,7 @@ def _look(output: Output, config: Any, defaults: Any, options: argparse.Namespac
         verl_questions.make_optimizer,
     ):
         output.note(_asked_again(output, question, mended, defaults))
-    _say_what_verl_answers(output, mended, steps)
+    _say_what_verl_answers(output, mended, steps, options.elsewhere)
     trainer = _asked_again(output, rules.check_trainer, mended, defaults)
     if trainer is not None:
         output.note(f"{environment}, {trainer}")
@@ -207,9 +207,11 @@ def _steps(output: Output, config: Any, training: Sequence[DataFile]) -> int | N
     return steps.total
 
 
-def _say_what_verl_answers(output: Output, config: Any, steps: int | None) -> None:
+def _say_what_verl_answers(
+    output: Output, config: Any, steps: int | None, is_elsewhere: bool
+) -> None:
     """Ask verl's own code what it makes of the configuration."""
-    answers = output.ask(asked.ask_verl, config, steps)
+    answers = output.ask(asked.ask_verl, config, steps, is_elsewhere, output.modules_elsewhere)
     if answers is not None:
         output.problems += answers.problems
         output.warnings += answers.warnings

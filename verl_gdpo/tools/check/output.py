@@ -28,6 +28,8 @@ SPEAKING = (
     RewardError,
 )
 INDENT = " " * 7
+# of a module that is missing here
+MAY_BE_THERE = "What needs it was not checked: it may be where the run is"
 COLOURS = {"problem": "red", "warning": "yellow", "note": "grey"}
 
 
@@ -70,10 +72,8 @@ class Output:
 
     def keep(self, error: BaseException) -> None:
         """Keep an exception as a problem, or as several."""
-        if _missing_module(error) in self.modules_elsewhere:
-            self.warnings.append(
-                f"{message_of(error)}. What needs it was not checked: it may be where the run is"
-            )
+        if missing_module(error) in self.modules_elsewhere:
+            self.warnings.append(f"{message_of(error)}. {MAY_BE_THERE}")
             return
         # A SettingsError has a message for each mistake. Its module would load torch here.
         self.problems += getattr(error, "mistakes", None) or [message_of(error)]
@@ -132,7 +132,7 @@ def modules_named(value: Any) -> Iterator[str]:
             yield from modules_named(each)
 
 
-def _missing_module(error: BaseException | None) -> str | None:
+def missing_module(error: BaseException | None) -> str | None:
     """Return the package whose absence an exception is about; None for another reason."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:

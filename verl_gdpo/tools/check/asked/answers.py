@@ -1,13 +1,13 @@
 """What verl answered: problems, warnings and notes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hydra.errors import HydraException, InstantiationException
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_gdpo.tools.check.output import message_of
+from verl_gdpo.tools.check.output import MAY_BE_THERE, message_of, missing_module
 from verl_gdpo.tools.check.verl_questions import VERSION
 
 T = TypeVar("T")
@@ -32,11 +32,14 @@ class Answers:
     """What a run's configuration cannot mean, what is hardly meant, and what nobody here knows.
 
     Each is a list of sentences.
+
+    modules_elsewhere: modules whose absence is a warning, because the run is on another machine.
     """
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    modules_elsewhere: Collection[str] = ()
 
     def ask(
         self, key: str, question: Callable[..., T], *arguments: Any, remedy: str = ""
@@ -52,7 +55,10 @@ class Answers:
         try:
             return question(*arguments)
         except REFUSALS as error:
-            self.problems.append(_sentence(key, error, remedy))
+            if missing_module(error) in self.modules_elsewhere:
+                self.warnings.append(_sentence(key, error, MAY_BE_THERE))
+            else:
+                self.problems.append(_sentence(key, error, remedy))
         except Exception as error:
             self.notes.append(
                 f"{key}: not checked, because verl {VERSION} could not be asked: "
