@@ -15,6 +15,8 @@ WIDTH = 100  # columns
 COLOURS = {"red": "1;31", "yellow": "33", "grey": "2"}  # of ANSI terminals
 GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
+# Once W&B is imported, a function of this file stands in the place of `sys.exit`.
+SYS_EXIT = os.path.join("wandb", "sdk", "lib", "exit_hooks.py")
 # the extra that brings a package which not every installation has
 EXTRAS = {
     "openai": "judge",
@@ -87,7 +89,11 @@ def coloured(text: str, colour: str, stream: TextIO) -> str:
 
 def line_of_code(frames: Sequence[traceback.FrameSummary]) -> str:
     """Return "FILE:LINE" of the last frame outside Python's own library: the caller's mistake."""
-    theirs = [frame for frame in frames if not frame.filename.startswith(OF_PYTHON)]
+    theirs = []
+    for frame in frames:
+        is_of_python = frame.filename.startswith(OF_PYTHON) or frame.filename.endswith(SYS_EXIT)
+        if not is_of_python:
+            theirs.append(frame)
     frame = (theirs or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
 

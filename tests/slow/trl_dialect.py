@@ -95,7 +95,7 @@ def test_missing_rewards(num_generations, seed):
     # a sample without any reward is no part of the batch step
     has_one_B = present_BK.any(dim=1)
     assert has_one_B.any() and not has_one_B.all()
-    actual = ours(rewards_BK, torch.ones(3), num_generations, present_BK=present_BK)
+    actual = ours(rewards_BK, torch.ones(3), num_generations, present=present_BK)
     expected = trls(rewards_BK.masked_fill(~present_BK, torch.nan), torch.ones(3), num_generations)
     torch.testing.assert_close(actual, expected.float(), rtol=0, atol=1e-5)
     assert expected.abs().max() > 0.5

@@ -145,7 +145,7 @@ def test_a_condition_that_makes_a_reward_0_widens_its_bounds(bounds, otherwise, 
         )
         torch.testing.assert_close(advantages, expected)
 
-    check(rewards, np.where(met, values, 0.0), gated_bounds, present_BK=present[:, None])
+    check(rewards, np.where(met, values, 0.0), gated_bounds, present=present[:, None])
     # a reward on which no condition is put keeps its own
     check({"a": {"bounds": bounds}}, values, bounds)
 
