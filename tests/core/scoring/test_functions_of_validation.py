@@ -83,7 +83,8 @@ def test_each_row_has_the_rewards_of_its_own_functions(file):
     assert training == {"right": 1.0, "partly": 0.25, "score": 1.25}
     assert validation == {"right": 1.0, "exact": 0.0, "score": 1.0}
     calls = manager_of(config).functions[0].function.__globals__["calls"]
-    assert calls == ["right", "partly", "right", "exact"]
+    # The functions of a row run side by side, in any order.
+    assert sorted(calls) == ["exact", "partly", "right", "right"]
 
 
 @pytest.mark.parametrize("named_in", ["the list", "algorithm.gdpo.rewards"])

@@ -35,13 +35,13 @@ def ask_verl(
     look("types of numbers", engines.look_at_precision, config, roles)
     look("the adapter", engines.look_at_adapter, config, roles)
     look("the model", models.look_at_model, config, roles)
+    look("the reward model", files.look_at_reward_model, config)
     of_files = Answers(modules_elsewhere=modules_elsewhere)
     look = of_files.look
     look("folders", files.look_at_folders, config)
     look("the checkpoint to go on with", files.look_at_resume, config)
     look("agent loops", files.look_at_agent_loops, config)
     look("the adapter's files", files.look_at_adapter_files, config)
-    look("the reward model", files.look_at_reward_model, config)
     if is_elsewhere:
         answers.warnings += of_files.problems
     else:
