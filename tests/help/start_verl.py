@@ -37,6 +37,10 @@ class Run:
         text = (self.folder / "rollouts" / f"{step}.jsonl").read_text()
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
+    def samples(self, step):
+        """The rows of one step's rollout dump that are no padding."""
+        return [row for row in self.dump(step) if not row["is_padding"]]
+
     def last_lines(self, count=40):
         return "\n".join(self.output.splitlines()[-count:])
 

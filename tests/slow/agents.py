@@ -68,13 +68,9 @@ def turns_of(output):
     return turns, answers
 
 
-def samples(run, step):
-    return [row for row in run.dump(step) if not row["is_padding"]]
-
-
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_each_row_has_its_own_rewards(run, step):
-    rows = samples(run, step)
+    rows = run.samples(step)
     assert len(rows) == BATCH * SAMPLES
     calls = []
     for row in rows:
@@ -103,7 +99,7 @@ def test_each_row_has_its_own_rewards(run, step):
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_the_advantages_are_those_of_a_loop(run, step):
-    rows = samples(run, step)
+    rows = run.samples(step)
     rewards = [[row["rewards"][name] for name in WEIGHTS] for row in rows]
     groups = [row["group"] for row in rows]
     expected = oracle.gdpo(rewards, groups, weights=list(WEIGHTS.values()))
@@ -119,7 +115,7 @@ def test_the_advantages_are_those_of_a_loop(run, step):
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_the_metrics_are_means_of_the_dump(run, step):
     metrics = run.steps()[step]
-    rows = samples(run, step)
+    rows = run.samples(step)
     seconds = [row["tool_seconds"] for row in rows]
     tokens = [row["generated_tokens"] for row in rows]
     expected = {
@@ -138,7 +134,7 @@ def test_the_metrics_are_means_of_the_dump(run, step):
 
 def test_what_the_page_shows(run):
     """Printed for the page, which shows a row of such a dump."""
-    row = next(row for row in samples(run, 1) if row["tool_seconds"] > 0 and row["advantage"] > 0)
+    row = next(row for row in run.samples(1) if row["tool_seconds"] > 0 and row["advantage"] > 0)
     print(json.dumps(row, indent=1))
     print({name: value for name, value in run.steps()[1].items() if name.startswith("gdpo/")})
     [shown] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)

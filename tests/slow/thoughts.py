@@ -79,13 +79,9 @@ def run(policy, tmp_path_factory):
     return made
 
 
-def samples(run, step):
-    return [row for row in run.dump(step) if not row["is_padding"]]
-
-
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_the_thought_in_the_prompt_belongs_to_the_response(run, step):
-    rows = samples(run, step)
+    rows = run.samples(step)
     assert len(rows) == BATCH * SAMPLES
     for row in rows:
         assert row["input"].endswith(OPENING) and "<think>" not in row["output"]
@@ -99,7 +95,7 @@ def test_the_thought_in_the_prompt_belongs_to_the_response(run, step):
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_groups_are_kept_by_the_mean_of_a_reward(run, step):
     groups = {}
-    for row in samples(run, step):
+    for row in run.samples(step):
         groups.setdefault(row["group"], []).append(row["rewards"]["form__format"])
     assert len(groups) == BATCH
     for formats in groups.values():
@@ -115,7 +111,7 @@ def test_some_groups_are_dropped_for_their_mean(run):
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_training_and_validation_have_their_own_rewards(run, step):
-    rows = samples(run, step)
+    rows = run.samples(step)
     names = ["form__format", "form__correctness", "short"]
     for row in rows:
         assert sorted(row["rewards"]) == sorted(names)

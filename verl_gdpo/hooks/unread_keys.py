@@ -292,7 +292,7 @@ class _Interpolations:
     def __init__(self, configuration: Any) -> None:
         self._whole: set[str] = set()  # `${data.my.key}` names data, data.my and data.my.key
         self._relative: set[str] = set()  # of `${.key}`, which may stand in any block
-        for text in _texts(configuration):
+        for text in texts_in(configuration):
             if "${" in text:
                 for path in re.findall(r"\.*\w[\w.]*", text):
                     self._add(path)
@@ -309,15 +309,16 @@ class _Interpolations:
         return key in self._whole or key.rpartition(".")[2] in self._relative
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts among the values of a configuration, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _texts(each)
+            yield from texts_in(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _texts(each)
+            yield from texts_in(each)
 
 
 def _own_keys(configuration: Mapping[str, Any]) -> list[str]:

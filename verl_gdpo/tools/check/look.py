@@ -32,7 +32,7 @@ from verl_gdpo.hooks.configuration import (
     unnamed_rewards,
     unread_settings,
 )
-from verl_gdpo.hooks.unread_keys import find_unread_keys
+from verl_gdpo.hooks.unread_keys import find_unread_keys, texts_in
 from verl_gdpo.scoring.function_list import (
     KEY,
     check_sources,
@@ -63,7 +63,7 @@ from verl_gdpo.tools.check import (
 from verl_gdpo.tools.check.data_files import DataFile, DataRow, Responses
 from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
 from verl_gdpo.tools.check.mended import lacks_a_function, without_mistakes
-from verl_gdpo.tools.check.output import Output, modules_named
+from verl_gdpo.tools.check.output import Output
 from verl_gdpo.tools.check.refused_overrides import why_refused, with_meant
 from verl_gdpo.tools.run.attention import choose
 
@@ -86,7 +86,7 @@ def look(
     config = with_meant(config, refused)
     if options.elsewhere:
         values = OmegaConf.to_container(config, resolve=False)
-        output.modules_elsewhere = frozenset(modules_named(values))
+        output.modules_elsewhere = _packages_named(values)
     defaults = compose.compose_config(None, compose.PLAIN, [])
     not_taken: list[str] = []
     unread = output.ask(find_unread_keys, config)
@@ -205,6 +205,14 @@ def _steps(output: Output, config: Any, training: Sequence[DataFile]) -> int | N
     output.warnings += steps.warnings
     output.note(steps.remarks)
     return steps.total
+
+
+def _packages_named(configuration: Any) -> frozenset[str]:
+    """Return the package of each text that may name a module: that of `torchao.optim`."""
+    packages = set()
+    for text in texts_in(configuration):
+        packages.add(text.removeprefix("pkg://").replace("/", ".").partition(".")[0])
+    return frozenset(packages)
 
 
 def _say_what_verl_answers(

@@ -5,7 +5,7 @@ overlooked between them, so these stand together at the end.
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, TextIO, TypeVar
 
@@ -118,18 +118,6 @@ class Output:
         if count == 1:
             return ", 1 warning"
         return f", {count} warnings"
-
-
-def modules_named(value: Any) -> Iterator[str]:
-    """Yield the package of each text of a configuration that may be a module: `torchao.optim`."""
-    if isinstance(value, str):
-        yield value.removeprefix("pkg://").replace("/", ".").partition(".")[0]
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from modules_named(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from modules_named(each)
 
 
 def missing_module(error: BaseException | None) -> str | None:
