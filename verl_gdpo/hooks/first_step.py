@@ -18,8 +18,6 @@ from verl_gdpo.tasks import TASK_BY_SOURCE, Task
 logger = logging.getLogger(__name__)
 
 FORMAT = "format"  # the reward of tasks that ask for a form
-# Characters of a longer response that are shown: how it begins, and how it ends.
-SHOWN = (3000, 1000)
 
 
 class FormatReward(NamedTuple):
@@ -133,14 +131,5 @@ def _warn(reward: FormatReward, step: int | None, zeros: Zeros) -> None:
         zeros.count,
         reward.source,
         step,
-        shortened(zeros.response),
+        zeros.response,
     )
-
-
-def shortened(text: str) -> str:
-    """Return a text, without its middle if it is long."""
-    first, last = SHOWN
-    left_out = len(text) - first - last
-    if left_out <= 0:
-        return text
-    return f"{text[:first]} [... {left_out} characters ...] {text[-last:]}"

@@ -16,7 +16,7 @@ from verl_batch import GROUPS, batch, verl_config
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.extend import record_of
-from verl_gdpo.hooks.first_step import FirstFormats, shortened
+from verl_gdpo.hooks.first_step import FirstFormats
 
 ZERO, ONE = {"format": 0.0, "correctness": -3.0}, {"format": 1.0, "correctness": 3.0}
 
@@ -115,10 +115,12 @@ def test_few_samples_at_a_time_are_counted_together(caplog):
     assert len(caplog.messages) == 1 and len(decoded) == 1
 
 
-def test_a_long_response_loses_its_middle():
-    assert shortened("x" * 4000) == "x" * 4000
-    text = shortened("a" * 3000 + "b" * 5 + "c" * 1000)
-    assert text == "a" * 3000 + " [... 5 characters ...] " + "c" * 1000
+def test_the_first_response_is_shown_in_full(caplog):
+    """The cause may stand in its middle: a tag of a call between two long thoughts, for example."""
+    response = "a" * 20_000 + "<tool_call>" + "b" * 20_000
+    FirstFormats().look(run_config(), rows_of(ZERO), lambda row: response)
+    (line,) = caplog.messages
+    assert line.endswith(repr(response))
 
 
 def test_a_step_of_the_v1_trainer_says_it(queue, tmp_path, caplog):
