@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
+from functools import cache
 from importlib.util import find_spec
 from io import StringIO
 from typing import Any, get_type_hints
@@ -49,7 +50,8 @@ def wrong_types(block: Any, defaults: Any, path: str = "") -> dict[str, str]:
     The type is that of the field in verl's class of the block (`_target_`), or of verl's default.
 
     Args:
-        defaults: verl's own configuration.
+        defaults: the same block of verl's own configuration; None if verl has none.
+        path: what stands before each key.
     """
     wrong: dict[str, str] = {}
     hints = _hints(block.get("_target_"))
@@ -57,23 +59,43 @@ def wrong_types(block: Any, defaults: Any, path: str = "") -> dict[str, str]:
         name = f"{path}{key}"
         if OmegaConf.is_missing(block, key) or OmegaConf.is_interpolation(block, key):
             continue
-        value, default = block[key], OmegaConf.select(defaults, name, throw_on_missing=False)
-        annotation = hints.get(key, OF_NULL.get(name, type(default)))
-        kind = next((kind for kind in KINDS if annotation in (kind, kind | None)), None)
-        may_be_null = annotation != kind or kind is bool or name in MAY_BE_NULL
+        value = block[key]
+        default = None
+        if OmegaConf.is_dict(defaults) and not OmegaConf.is_missing(defaults, key):
+            default = defaults.get(key)
         if OmegaConf.is_dict(value):
-            wrong |= wrong_types(value, defaults, f"{name}.")
-        elif isinstance(value, str) and name in MAY_BE_TEXT:
+            wrong |= wrong_types(value, default, f"{name}.")
+            continue
+        if isinstance(value, str) and name in MAY_BE_TEXT:
             continue  # verl's own function reads it later, see `asked.losses`.
-        elif kind and value != default and not (value is None and may_be_null):
-            fits = type(value) is kind or (kind is float and type(value) is int)
-            wrong |= {} if fits else {name: f"expected {KINDS[kind]}"}
+        annotation = hints.get(key, OF_NULL.get(name, type(default)))
+        kind = _kind_of(annotation)
+        if kind is None or value == default:
+            continue
+        may_be_null = annotation != kind or kind is bool or name in MAY_BE_NULL
+        if value is None and may_be_null:
+            continue
+        if type(value) is kind or (kind is float and type(value) is int):
+            continue
+        wrong[name] = f"expected {KINDS[kind]}"
     return wrong
 
 
-def _hints(target: str | None) -> dict[str, Any]:
+def _kind_of(annotation: Any) -> type | None:
+    """Return the kind of number that an annotation asks for, alone or beside None."""
+    for kind in KINDS:
+        if annotation in (kind, kind | None):
+            return kind
+    return None
+
+
+@cache  # A configuration has some 140 blocks, most of them of the same few classes.
+def _hints(target: str | None) -> Mapping[str, Any]:
+    """Return the annotations of a class of verl's; none if it cannot be had."""
+    if not target:
+        return {}
     try:
-        return get_type_hints(get_class(target)) if target else {}
+        return get_type_hints(get_class(target))
     except Exception:  # verl says so, if it makes the class in this run
         return {}
 
