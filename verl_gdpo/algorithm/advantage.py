@@ -81,6 +81,7 @@ def compute_gdpo_advantage(
             there or missing in a sample, or an option has a wrong value.
         TypeError: group ids are neither all integers nor all strings, or an option is unknown.
     """
+    # Python's own message names neither the option that is meant nor the known ones.
     for name in unknown:
         parameters = inspect.signature(compute_gdpo_advantage).parameters.values()
         options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
@@ -91,6 +92,7 @@ def compute_gdpo_advantage(
             f"response_mask_BT: expected shape (samples, tokens), got {tuple(mask_BT.shape)}"
         )
     B = len(mask_BT)
+    # All forms become one matrix on the mask's device, so that the result is there as well.
     given = read_rewards(rewards_BK, weights, present, B, mask_BT.device)
     if len(given.values_BK) != B:
         raise ValueError(
@@ -99,6 +101,7 @@ def compute_gdpo_advantage(
         )
     real_B: Any = valid_B
     if valid_B is None:
+        # A row without a trained token is padding, as far as anybody can know here.
         real_B = zero.has_tokens(mask_BT)
     token_count_B = None
     if batch_norm == "token":

@@ -102,6 +102,7 @@ def _signs(term: RewardTerm) -> set[float]:
 
 def _value_of_failing(term: RewardTerm, is_summed: bool) -> float | None:
     """Return what a failing sample gets; None if it is left out of the group's statistics."""
+    # A sum has no place for a missing reward: it adds 0 there.
     if term.fallback is None and is_summed:
         return 0.0
     return term.fallback
@@ -130,6 +131,7 @@ def _lowest(term: RewardTerm, reachable: _Reachable) -> float | None:
     """Return the value that is worst for all; None where weights of both signs leave none."""
     there_V = ~np.isnan(reachable.values_V) & (reachable.factors_V != 0)
     values_V = reachable.values_V[there_V]
+    # A criterion of a rubric with a weight below 0 turns the direction once more.
     signs_of_factors = set(np.sign(reachable.factors_V[there_V]).tolist())
     directions = set()
     for sign in _signs(term):

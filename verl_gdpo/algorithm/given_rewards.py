@@ -62,6 +62,7 @@ def read_rewards(
     else:
         return _of_matrix(rewards, weights, present, device)
     names = _chosen(columns, weights)
+    # From here on, the weights stand in the order of the names.
     is_chosen = isinstance(weights, Mapping)
     if isinstance(weights, Mapping):
         weights = [weights[name] for name in names]
@@ -77,6 +78,7 @@ def read_rewards(
         dtype = torch.promote_types(dtype, value_B.dtype)
     values_BK = torch.stack([value_B.to(dtype) for value_B in values], dim=1)
     there_BK = torch.stack(there, dim=1) & _present(present, names, (B, len(names)), device)
+    # Whoever names the rewards has said by it that `score` is none of them.
     if not is_chosen and "score" in columns:
         _check_score(columns["score"], values_BK, there_BK, names)
     return GivenRewards(values_BK, there_BK, weights, names)
@@ -109,6 +111,7 @@ def _of_matrix(
 def _dicts_of_samples(rewards: Any) -> Sequence[Any] | None:
     """Return the samples if the rewards are one dict each, or None for another form."""
     if isinstance(rewards, np.ndarray):
+        # verl keeps dicts in an array of objects.
         if rewards.dtype != object or rewards.ndim != 1:
             return None
         rewards = list(rewards)
@@ -127,10 +130,14 @@ def _dicts_of_samples(rewards: Any) -> Sequence[Any] | None:
 
 def _columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return {name: its value of each sample, ABSENT where a sample has none}."""
+    # A dict keeps the order in which the names were first seen, which a set would not.
     names: dict[str, None] = {}
     for sample in samples:
         names.update(dict.fromkeys(sample))
-    return {name: [sample.get(name, ABSENT) for sample in samples] for name in names}
+    columns = {}
+    for name in names:
+        columns[name] = [sample.get(name, ABSENT) for sample in samples]
+    return columns
 
 
 def _chosen(columns: Mapping[str, Any], weights: Weights | None) -> list[str]:
@@ -141,7 +148,10 @@ def _chosen(columns: Mapping[str, Any], weights: Weights | None) -> list[str]:
             if name not in columns:
                 raise ValueError(f"weights: there is no reward {name!r}{hint(name, list(columns))}")
     else:
-        names = rewards_among({name: _of_types(name, each) for name, each in columns.items()})
+        types = {}
+        for name, values in columns.items():
+            types[name] = _of_types(name, values)
+        names = rewards_among(types)
     if not names:
         raise ValueError(
             f"rewards_BK: expected at least one reward, which is a column of numbers, got columns "
@@ -166,10 +176,17 @@ def _of_types(name: str, values: Any) -> Sequence[Any]:
 def _column(name: str, columns: Mapping[str, Any], B: int) -> tuple[Tensor, Tensor]:
     """Return the values of one reward, and where it applies, both (B,)."""
     values = columns[name]
-    for row, value in enumerate(values if isinstance(values, list) else ()):
+    # Only a list can lack one: an array or a tensor has a number in each place.
+    of_samples = []
+    if isinstance(values, list):
+        of_samples = values
+    for row, value in enumerate(of_samples):
         if value is not ABSENT:
             continue
-        others = [other for other, column in columns.items() if column[row] is not ABSENT]
+        others = []
+        for other, column in columns.items():
+            if column[row] is not ABSENT:
+                others.append(other)
         raise ValueError(
             f"rewards_BK: sample {row} has no reward {name!r}, but {others}. Give the same names "
             "for each sample, None where a reward does not apply"
@@ -228,12 +245,18 @@ def _without_tensors(values: Any) -> Any:
     """
     if not isinstance(values, list | tuple):
         return values
-    are_tensors = [isinstance(each, Tensor) for each in values]
-    if not any(are_tensors):
+    tensor_count = sum(isinstance(each, Tensor) for each in values)
+    if tensor_count == 0:
         return values
-    if all(are_tensors):
+    if tensor_count == len(values):
         return torch.stack(list(values))
-    return [each.tolist() if isinstance(each, Tensor) else each for each in values]
+    # None stands beside tensors where a reward does not apply.
+    plain = []
+    for each in values:
+        if isinstance(each, Tensor):
+            each = each.tolist()
+        plain.append(each)
+    return plain
 
 
 def _present(
@@ -243,6 +266,7 @@ def _present(
     device: torch.device,
 ) -> Tensor:
     """Return `present` as (B, K) bools; a reward that a dict does not name applies everywhere."""
+    # What nobody speaks of applies.
     there_BK = torch.ones(shape, dtype=torch.bool, device=device)
     if present is None:
         return there_BK
@@ -271,6 +295,7 @@ def _check_score(scores: Any, values_BK: Tensor, there_BK: Tensor, names: Sequen
     sums = torch.where(there_BK, values_BK, 0).sum(dim=1).tolist()
     for row, (given, total) in enumerate(zip(scores, sums, strict=True)):
         score = as_float(given)
+        # A sample without a `score` says nothing, and a sum of float32 is not exact.
         if score is None or is_the_sum(score, total):
             continue
         values = dict(zip(names, values_BK[row].tolist(), strict=True))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+# Only these kinds have a place in a call; a parameter behind `*` has a name alone.
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -30,6 +31,7 @@ class Parameters:
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):
+            # Functions that are written in C may have none. The call is then handed on unread.
             return cls()
         places = {}
         defaults = {}
@@ -82,12 +84,14 @@ class Call:
         Raises:
             TypeError: the caller has left it out, and verl's function has no default.
         """
+        # Verl's own callers use both forms, so the keyword is looked for first, then the place.
         if name in self.kwargs:
             return self.kwargs[name]
         if name in self:
             return self.args[self.parameters.places[name]]
         if name in self.parameters.defaults:
             return self.parameters.defaults[name]
+        # A partial function has neither a module nor a qualified name.
         module = getattr(self.original, "__module__", "")
         called = getattr(self.original, "__qualname__", repr(self.original))
         raise TypeError(f"verl-gdpo: {module}.{called} was called without {name!r}")
@@ -107,6 +111,8 @@ class Call:
         args = list(self.args)
         kwargs = dict(self.kwargs)
         for name, value in values.items():
+            # What the caller has left out, or passed by its name, goes by its name: in a place of its
+            # own, it would move those behind it.
             place = self.parameters.places.get(name, len(args))
             if name in kwargs or place >= len(args):
                 kwargs[name] = value

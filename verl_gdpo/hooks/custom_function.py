@@ -32,6 +32,7 @@ def load_custom_function(call: Call) -> Any:
     path = OmegaConf.select(config, f"{KEY}.path")
     if not path or not _is_with_gdpo(config):
         return call.hand_on()
+    # Ours refuses with the reason what verl would refuse after the workers have started.
     name = config.reward.custom_reward_function.name
     module = module_with(KEY, path, name)
     options = config.reward.custom_reward_function.get("reward_kwargs") or {}
@@ -49,8 +50,10 @@ def _check_signature(where: str, function: Callable[..., Any], options: Mapping[
     except ValueError:
         # Some functions that are written in C tell nothing of their arguments.
         return
+    # `answer_str` and `reasoning_str` are passed only to functions that name them.
     names = [*ARGUMENTS, *options, *parts_taken_by(function)]
     try:
+        # The values do not matter: nothing is called.
         signature.bind(**dict.fromkeys(names))
     except TypeError as error:
         given = "".join(f", {name}" for name in options)

@@ -98,6 +98,7 @@ class DumpRows:
             self._columns_of |= batch.columns_of_rows()
         self._not_yet_asked_for.clear()
 
+        # A dump without our columns would say nothing of the rewards, and nobody would see why.
         unknown = [key for key in keys if key not in self._columns_of]
         if unknown:
             raise RuntimeError(

@@ -70,6 +70,7 @@ def compute_gdpo(
         RewardError: a row lacks a reward; see `RewardMatrix.of` and `scalars_of`.
         ValueError: `config` asks for a KL penalty in the reward.
     """
+    # Only a trainer of the user's comes here with it: ours refuses it before it starts.
     if config and config.get("use_kl_in_reward", False):
         raise ValueError(KL_IN_REWARD)
     step = current_step()

@@ -99,6 +99,7 @@ class Extension:
         unknown = []
         for parameter in parameters:
             is_required = parameter.default is inspect.Parameter.empty
+            # *args and **kwargs have no default either, and take what is left.
             is_named = parameter.kind not in (
                 inspect.Parameter.VAR_POSITIONAL,
                 inspect.Parameter.VAR_KEYWORD,
@@ -114,6 +115,7 @@ class Extension:
             value = getattr(owner, name)
             if not self.needs:
                 return False
+            # A class has the parameters of its constructor, without `self`.
             parameters = inspect.signature(value).parameters
         except (AttributeError, TypeError, ValueError):
             return True
@@ -138,6 +140,7 @@ def _place(module: Any, path: str) -> tuple[Any, str]:
     owner = module
     for each in owners:
         owner = getattr(owner, each)
+    # Ray replaces a class that is decorated with @ray.remote, and keeps the one that it sends.
     metadata = getattr(owner, "__ray_metadata__", None)
     return getattr(metadata, "modified_class", owner), name
 
@@ -153,6 +156,7 @@ def extend_when_imported(extensions: Iterable[Extension], on_missing: Function =
     Args:
         on_missing: called with one line for each module that lacks names which gdpo needs.
     """
+    # One hook a module: it runs once, with all rows of the module.
     of_module: dict[str, list[Extension]] = {}
     for extension in extensions:
         table.append(extension)
@@ -161,6 +165,7 @@ def extend_when_imported(extensions: Iterable[Extension], on_missing: Function =
     def extend(module: ModuleType) -> None:
         extend_module(module, of_module[module.__name__], on_missing)
 
+    # A module that is loaded already is extended at once.
     for name in of_module:
         wrapt.register_post_import_hook(extend, name)
 
@@ -173,6 +178,7 @@ def extend_module(
     for extension in extensions:
         if extension.is_missing_in(module):
             missing.append(extension)
+        # Rows without a replacement are only looked for, and methods wait for their instance.
         elif extension.replacement and not extension.at_construction:
             owner, name = _place(module, extension.path)
             _replace(owner, name, extension)
@@ -249,6 +255,7 @@ def _replace(owner: Any, name: str, extension: Extension) -> None:
     while _is_stand_in(original) and _comes_before(original.verl_gdpo_extension, extension):
         above.append(original.verl_gdpo_extension)
         original = original.__wrapped__
+    # Those above are made anew around it, in the order in which they stood.
     stand_in = _standing_for(original, extension)
     for each in reversed(above):
         stand_in = _standing_for(stand_in, each)
@@ -277,6 +284,7 @@ def _is_shared(owner: Any, function: Any) -> bool:
 def _tables_of(function: Any) -> set[str]:
     """Return the tables of which a function has ours already, below whatever stands around it."""
     tables = set()
+    # A wrapper of a user's that was made with `functools.wraps` is passed through as well.
     while hasattr(function, "verl_gdpo_extension"):
         tables.add(function.verl_gdpo_extension.table)
         function = function.__wrapped__
@@ -299,6 +307,7 @@ def _comes_before(one: Extension, other: Extension) -> bool:
 
 def _standing_for(original: Function, extension: Extension) -> Function:
     """Return a function that gives the call to ours; a coroutine function for one of verl."""
+    # They are read here, once: `inspect` takes longer than many of the calls.
     parameters = Parameters.of(original).beside(_parameters_of_verls(extension))
     if inspect.iscoroutinefunction(original):
 
@@ -316,6 +325,7 @@ def _standing_for(original: Function, extension: Extension) -> Function:
                 return function(Call(original, args, kwargs, parameters))
 
         stand_in = call_instead
+    # By this attribute, `has_ours` and `net.py` know that ours is in place.
     stand_in.verl_gdpo_extension = extension
     return stand_in  # type: ignore[no-any-return]
 
@@ -335,6 +345,7 @@ def _parameters_of_verls(extension: Extension) -> Parameters:
 @contextmanager
 def _turn(extension: Extension, args: tuple[Any, ...]) -> Iterator[Function]:
     """Yield our function, or one that calls verl's: without a record, and within the same call."""
+    # A function of a module belongs to no run, so ours looks at the configuration itself.
     if not extension.at_construction:
         yield load(extension.replacement, extension.is_required)
         return
@@ -343,6 +354,7 @@ def _turn(extension: Extension, args: tuple[Any, ...]) -> Iterator[Function]:
     if record is None or call in record.busy:
         yield call_original
         return
+    # Until this call ends, the same name of this instance is verl's: `super()` reaches it so.
     record.busy.add(call)
     try:
         yield load(extension.replacement, extension.is_required)

@@ -63,6 +63,7 @@ class FirstFormats:
             least: samples, of one call or several, before anything is said. A step has as many as
                 it has; dynamic sampling looks at a few groups at a time.
         """
+        # One row of each data source is enough to know which tasks score it.
         for source in dict.fromkeys(rows.sources):
             if source not in self.of_source:
                 self.of_source[source] = list(format_rewards(config, source))
@@ -72,10 +73,12 @@ class FirstFormats:
                 samples = _samples_with(reward, rows)
                 if not samples:
                     continue
+                # One sample that has the form shows that the run can score it.
                 column = rows.columns[reward.name]
                 if any(column[row] != 0 for row in samples):
                     self.seen.add(reward)
                     continue
+                # Only the first response is decoded, because a batch of them takes seconds.
                 zeros = self.zeros.setdefault(reward, Zeros())
                 if zeros.count == 0:
                     zeros.response = response_of(samples[0])
@@ -90,6 +93,7 @@ def format_rewards(config: Any, source: str) -> Iterator[FormatReward]:
 
     A run may have it under the name of verl's own scorer.
     """
+    # Without a function of the user's, the task of the data source scores.
     if not has_own_scorer(config):
         task = TASK_BY_SOURCE.get(source)
         if task is not None and _has_format(task):

@@ -60,6 +60,7 @@ def find_manager(call: Call) -> Any:
 
 
 def _ours(replacement: str) -> Any:
+    # An import of ours that fails has added its reason to the refusals.
     function = extend.load(replacement)
     raise_refusals()
     return function
@@ -74,9 +75,11 @@ def look_into_untested(*, is_v1: bool) -> None:
     """
     if refusals or is_tested():
         return
+    # Two tables may have the same row, and one line of it is enough.
     used = [each for each in dict.fromkeys(extend.table) if _is_used(each, is_v1)]
     missing = [each for each in used if each.is_missing()]
     extend.say_what_is_missing(missing)
+    # The caller raises them. Whatever else could be said would hide the reason.
     if refusals:
         return
     for extension in used:
@@ -100,6 +103,7 @@ def _is_used(extension: Extension, is_v1: bool) -> bool:
         return False
     if extension.module.startswith(FULLY_ASYNC):
         return FULLY_ASYNC in sys.modules
+    # Both asynchronous trainers derive from the legacy one.
     if extension.path.startswith(LEGACY_TRAINER):
         return not is_v1 or FULLY_ASYNC in sys.modules or ONE_STEP_OFF in sys.modules
     if extension.module.startswith(V1):
