@@ -208,6 +208,7 @@ print("all good")
 """
 
 
+@pytest.mark.slow
 def test_verl_runs_on_cpu_with_the_variable(run_python, model_dir, tmp_path):
     code = f"import sys; sys.argv = ['', {str(model_dir)!r}, {str(tmp_path)!r}]\n" + ACTIVE_CODE
     done = run_python(code, VERL_PLATFORM="cpu")

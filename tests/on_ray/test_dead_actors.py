@@ -192,6 +192,7 @@ class Rank:
         time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named_by_what_its_peers_say(ray_session):
     """Of two that live, one says that it misses another, and one does not answer at all."""
     ranks = [Rank.remote() for _ in range(3)]
@@ -210,7 +211,7 @@ def test_a_rank_that_dies_is_named_by_what_its_peers_say(ray_session):
         RolloutGuard(lambda: training_workers(trainer), tolerated=0).raise_if_dead(3600.0)
 
 
-@pytest.mark.parametrize("is_the_trainer", [True, False])
+@pytest.mark.parametrize("is_the_trainer", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_trainers_process_dies(ray_session, is_the_trainer):
     """The driver waits for it; what it says of another actor stays as it is."""
 

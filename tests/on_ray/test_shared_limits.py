@@ -83,6 +83,7 @@ def test_all_workers_hear_that_all_places_are_stuck(ray_session):
         ray.kill(first._counter.actor)
 
 
+@pytest.mark.slow
 def test_judges_of_two_managers_share_the_limits(ray_session, event_loop):
     with judge_stub() as stub:
         config = config_of(stub.address, {"max_concurrent": 1})

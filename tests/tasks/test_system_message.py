@@ -142,7 +142,9 @@ def files(folder):
     return folder / "rows.json", folder / "plain" / "train.parquet"
 
 
-@pytest.mark.parametrize("call_format", OWN)
+@pytest.mark.parametrize(
+    "call_format", ["hermes", *(pytest.param(name, marks=pytest.mark.slow) for name in OWN[1:])]
+)
 def test_rows_of_each_source_teach_the_format(tmp_path, capsys, call_format):
     of_json, of_verl = files(tmp_path)
     plain = list(parquet_rows(of_verl))

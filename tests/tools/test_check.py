@@ -96,7 +96,7 @@ def test_weights_are_those_of_the_first_step(check, data, plain):
     assert cells(output, "length")[-3:] == ["not", "trained", "on"]
 
 
-@pytest.mark.parametrize("weights", ["", ",weight:2"])
+@pytest.mark.parametrize("weights", ["", pytest.param(",weight:2", marks=pytest.mark.slow)])
 def test_a_judge_is_not_called_unless_asked(check, data, tmp_path, weights):
     (tmp_path / "judge.txt").write_text("Rate {response}")
     functions = "+reward.reward_functions"
@@ -152,6 +152,7 @@ def test_a_list_whose_functions_fail_or_are_never_called(check, tmp_path):
     assert "'short.er' is None" not in output
 
 
+@pytest.mark.slow
 def test_functions_of_a_validation_are_tried_on_its_rows(check, tmp_path):
     path = tmp_path / "listed.py"
     path.write_text(LISTED)
@@ -239,6 +240,7 @@ def test_prompts_that_verl_leaves_out(check, data, lengths):
     assert code == 0 and "cuts off their beginnings" in output
 
 
+@pytest.mark.slow
 def test_the_chat_template_of_the_configuration_counts(check, data):
     given = [f"actor_rollout_ref.model.path={data}/base_model"]
     code, _, messages = check(*given)
@@ -258,6 +260,7 @@ def test_a_reward_of_a_task_may_be_missing_in_all_rows_that_are_tried(check, tmp
     assert "is None, and no number" not in output and "keyword" in output, output
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_verl_cannot_pad_with(check, data, tmp_path):
     """Either token will do: verl takes the other in its place."""
     shutil.copytree(data / "model", tmp_path / "m")
@@ -270,6 +273,7 @@ def test_a_tokenizer_that_verl_cannot_pad_with(check, data, tmp_path):
     assert "neither an eos_token nor a pad_token: name the token that ends an answer" in messages
 
 
+@pytest.mark.slow
 def test_validation_rows_that_training_rows_ask(check, data, tmp_path):
     """Over all files of both sides, with other case, spacing and marks, and with other words."""
     words = " ".join(f"{a}{b}" for a in ("ba", "de", "fo") for b in "klmnprst")
@@ -316,10 +320,20 @@ def right_and_cost(solution_str, ground_truth, **_):
         ("bounds: [-99, 0]", 1, "better than -99, which is within its bounds [-99, 0], so that"),
         # no bounds: only the values tell it
         ("weight: 1", 1, r"which row 0 of"),
-        ("otherwise: zero", 0, "gets 0 (otherwise=zero), which is better than"),
-        ("bounds: [-99, 0], otherwise: zero", 0, "better than -99, which is within its bounds"),
+        pytest.param(
+            *("otherwise: zero", 0, "gets 0 (otherwise=zero), which is better than"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(
+                "bounds: [-99, 0], otherwise: zero",
+                0,
+                "better than -99, which is within its bounds",
+            ),
+            marks=pytest.mark.slow,
+        ),
         ("otherwise: missing", 0, None),
-        ("otherwise: -99", 0, None),
+        pytest.param("otherwise: -99", 0, None, marks=pytest.mark.slow),
     ],
 )
 def test_a_condition_that_failing_pays_for_is_found_before_the_training(
@@ -378,6 +392,7 @@ def test_rows_of_two_files_are_two_prompts_whatever_their_paths(check, tmp_path)
     assert (code, messages) == (0, "") and "judge" in output
 
 
+@pytest.mark.slow
 def test_of_many_prompts_a_part_is_counted(check, lengths, monkeypatch):
     model, tokens = lengths
     monkeypatch.setattr("verl_gdpo.tools.check.prompts.MOST_ROWS", 3)  # rows 0, 2 and 5
@@ -463,6 +478,7 @@ def test_a_score_that_verl_cannot_train_on(plain, data):
         assert f"response 'ground truth': the score {reason}" in messages
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_always_the_same_is_allowed_by_name(plain, check, data):
     flat = custom(data, "never_right")
     assert plain(*flat)[0] == 1
@@ -550,6 +566,7 @@ def test_what_others_print_is_hidden(plain, data):
     assert messages.endswith(" (-v shows what verl and others printed meanwhile)\n")
 
 
+@pytest.mark.slow
 def test_what_others_print_is_shown_on_request(data, capfd, monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     assert main(["-v", *arguments_of(COMMAND, data), *custom(data, "prints")]) == 0
@@ -574,7 +591,13 @@ def test_no_and_why(check, override):
         ("leaves", "SystemExit: 0"),
         ("hangs", r"'ground truth': the reward function gave no answer within 0.5 s \(42 of 42 "),
         ("blocks", "'ground truth': the reward function gave no answer within 0.5 s"),
-        ("hangs_on_empty", r"'empty': .* 5 s \(6 of 42 answers are missing\)[^-]*--seconds 10\n"),
+        pytest.param(
+            *(
+                "hangs_on_empty",
+                r"'empty': .* 5 s \(6 of 42 answers are missing\)[^-]*--seconds 10\n",
+            ),
+            marks=pytest.mark.slow,
+        ),
         (None, "Reward function is not implemented for data_source='nowhere'"),
     ],
 )
@@ -626,6 +649,7 @@ def test_what_verl_needs_from_the_environment(check, monkeypatch):
         assert "ModuleNotFoundError: import of verl.trainer.ppo.v1 halted" in check()[2]
 
 
+@pytest.mark.slow
 def test_in_a_run_only_warnings_and_all_after_a_problem(check):
     _, output, _ = check(
         "data.filter_overlong_prompts=False", scorer="lengths", options=["--brief"]
@@ -660,6 +684,7 @@ def test_the_process_ends_although_a_reward_function_does_not(data):
     assert all(line.startswith(("verl-gdpo check: ", " " * 7)) for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
     def found(missing):
         monkeypatch.setitem(

@@ -11,10 +11,10 @@ from rows_for_check import arguments_of, messages_of
 
 
 def lines_of(name):
-    """Two of three take as long as all other tests of check, and rarely fail."""
+    """Five of six take longer than all other tests of check, and rarely fail."""
     lines = (REPO / "tests" / "tools" / f"check_{name}.txt").read_text().splitlines()
     for number, line in enumerate(line for line in lines if not line.startswith("#")):
-        yield pytest.param(*line.split(" | "), marks=pytest.mark.slow if number % 3 else ())
+        yield pytest.param(*line.split(" | "), marks=pytest.mark.slow if number % 6 else ())
 
 
 @pytest.mark.parametrize(("added", "words"), [*lines_of("mistakes")])

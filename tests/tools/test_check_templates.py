@@ -112,7 +112,16 @@ def said_of(config_and_prompts):
 # --- thoughts and tags ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("thought", ["", OPENED, "<think>", CLOSED, "</think>"])
+@pytest.mark.parametrize(
+    "thought",
+    [
+        "",
+        OPENED,
+        pytest.param("<think>", marks=pytest.mark.slow),
+        CLOSED,
+        pytest.param("</think>", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("special", [(), ("<think>", "</think>", "<tool_call>", "</tool_call>")])
 def test_good_responses_stay_good(made, thought, special):
     for call_format in ("toolrl", "hermes", "qwen3_coder", "llama3_json"):
@@ -334,7 +343,14 @@ def now(zone: str) -> str:
 '''
 
 
-@pytest.mark.parametrize("tools", ["", "tool_config_path", "function_tool_path"])
+@pytest.mark.parametrize(
+    "tools",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("tool_config_path", marks=pytest.mark.slow),
+        "function_tool_path",
+    ],
+)
 def test_the_rows_that_are_left_are_those_of_verls_dataset(made, tmp_path, tools):
     """Over all limits, with several turns, tools, and a prompt that the template refuses."""
     from verl.utils.dataset.rl_dataset import RLHFDataset

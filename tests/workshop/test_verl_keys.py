@@ -8,6 +8,7 @@ from workshop import verl_keys
 from workshop.verl_keys import MODULE, _add_source, keys_that_verl_reads, text_of
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(verl.__version__ != VERSION, reason="it is the table of another version")
 def test_the_table_is_up_to_date():
     assert MODULE.read_text() == text_of(keys_that_verl_reads()), "python -m workshop.verl_keys"

@@ -238,6 +238,7 @@ print("the end")
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_a_function_hangs():
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", EXIT], capture_output=True, text=True, timeout=300

@@ -63,6 +63,7 @@ def hostile(tmp_path):
     return tmp_path / "actor", mark
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_a_program_runs_nothing(hostile, tmp_path, capsys, monkeypatch):
     actor, mark = hostile
     monkeypatch.setattr("sys.argv", ["merge", str(actor), str(tmp_path / "merged")])

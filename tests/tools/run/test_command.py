@@ -180,6 +180,7 @@ def verl(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_trainer_of_verls_runs_in_its_own_folder(verl, tmp_path):
     done, saved, given = verl()
     assert done.returncode == 0, done.stderr

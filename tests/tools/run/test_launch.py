@@ -63,7 +63,10 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ("end", "expected", "limit"),
     [
         # the launcher looks every 10 s who shares what
-        ("time.sleep(14); os.kill(os.getpid(), signal.SIGKILL)", (137, "failed"), 60),
+        pytest.param(
+            *("time.sleep(14); os.kill(os.getpid(), signal.SIGKILL)", (137, "failed"), 60),
+            marks=pytest.mark.slow,
+        ),
         ("time.sleep(600)", (124, "time limit"), 4),
     ],
     ids=["is killed", "is ended"],
@@ -231,6 +234,7 @@ def test_a_run_whose_folder_is_renamed_goes_on(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "run") == ["rollouts"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_after_its_folder_was_renamed(tmp_path):
     process = bereft(tmp_path, renamed, "time.sleep(600)")
     for line in process.stdout:
@@ -244,6 +248,7 @@ def test_a_run_that_is_stopped_after_its_folder_was_renamed(tmp_path):
     assert process.returncode == 130
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_is_deleted_says_why_it_failed(tmp_path, monkeypatch):
     """And before that it goes on, although no step of it can be seen."""
     monkeypatch.setattr("launched.LAUNCHER", ["-c", IMPATIENT])

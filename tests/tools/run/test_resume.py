@@ -256,6 +256,7 @@ def trained(config, flash_attn, monkeypatch):
     return OmegaConf.select(given[0], ATTENTION)
 
 
+@pytest.mark.slow
 def test_auto_chooses_again_where_a_run_goes_on(monkeypatch):
     """Without flash-attn there, it would else fail in a worker; the change is written down."""
     assert trained(composed("hardware=8gpu"), True, monkeypatch) == "flash_attention_2"

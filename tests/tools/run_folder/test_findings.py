@@ -96,9 +96,11 @@ def test_no_numbers_are_an_error():
         findings({step: before if step < 30 else after for step in range(60)})
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, pytest.param(-math.inf, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ["actor/lr", "val-aux/x/format/std@2", "critic/advantages/max"])
-@pytest.mark.parametrize("step", [1, 30, 60])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 30, 60])
 def test_a_number_that_is_none_is_found_wherever_and_whenever_it_is(value, name, step):
     metrics = run_of()
     metrics[step] = {**metrics[step], name: value}
