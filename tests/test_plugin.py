@@ -64,7 +64,7 @@ def python(run_forked):
     "env",
     [
         {},
-        {"VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin"},
+        pytest.param({"VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin"}, marks=pytest.mark.slow),
         pytest.param(
             {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "verl_gdpo.plugin"},
             marks=pytest.mark.slow,
@@ -206,7 +206,7 @@ NEW = "tested: 0.9.0, 0.9.1"
 @pytest.mark.parametrize(
     "version",
     [
-        "0.9.2",
+        pytest.param("0.9.2", marks=pytest.mark.slow),
         "0.10.0.dev",
         pytest.param("0.9.0.dev", marks=pytest.mark.slow),
         pytest.param("0.10.0rc1", marks=pytest.mark.slow),
@@ -248,7 +248,7 @@ def test_another_verl_without_a_module(python, gone, use_v1, is_refused):
         ("verl.utils.fsdp_utils", "_select_fsdp2_wrap_targets"),
     ],
 )
-@pytest.mark.parametrize("version", ["0.9.1", "0.10.0"])
+@pytest.mark.parametrize("version", [pytest.param("0.9.1", marks=pytest.mark.slow), "0.10.0"])
 def test_what_gdpo_does_not_need_is_no_reason_to_refuse_it(python, version, module, name):
     """A verl that lacks the name, of our versions or a newer one."""
     ask = NEWER.format(version=version, gone=[], use_v1=True)
@@ -299,7 +299,7 @@ def gsm8k(tmp_path_factory):
     return str(file)
 
 
-@pytest.mark.parametrize("broken", ["agent_loop", "trainer"])
+@pytest.mark.parametrize("broken", ["agent_loop", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_a_failing_import_of_ours_refuses_gdpo_and_leaves_verl_to_others(python, gsm8k, broken):
     done = python(BROKEN.format(broken=broken, file=gsm8k))
     reasons = re.findall(r"verl-gdpo: gdpo will not run: (.*)", done.stderr)
