@@ -51,6 +51,8 @@ def data(tmp_path_factory):
         "model": {"max_position_embeddings": 2048},
         "six_heads": {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96},
         "few_words": {"vocab_size": 50},
+        # <eos> and <pad> are the last ones in it; transformers adds <|endoftext|>.
+        "one_token_more": {"vocab_size": 258, "max_position_embeddings": 2048},
         "new_kind": {"model_type": "qwen99"},
         "no_class": {"architectures": None},
         "own_code": {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "qwen99"},

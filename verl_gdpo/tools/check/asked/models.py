@@ -141,17 +141,34 @@ def _look_at_positions(config: Any, hf_config: Any, answers: Answers) -> None:
 
 
 def _look_at_vocabulary(config: Any, hf_config: Any, answers: Answers) -> None:
-    """Compare the tokenizer's largest token with the rows of the model's embedding."""
+    """Compare the tokenizer's tokens with the rows of the model's embedding.
+
+    A class of transformers may add a token of its own, as that of Qwen2 adds <|endoftext|>. Beyond
+    the embedding, it does harm only where a text has it.
+    """
     size = getattr(hf_config.get_text_config(), "vocab_size", None)
     tokenizer = tokenizer_of_run(config)
     if tokenizer is None or not isinstance(size, int):
         return
-    largest = max(tokenizer.get_vocab().values(), default=0)
+    added = tokenizer.get_added_vocab()
+    always_used = {tokenizer.pad_token_id, tokenizer.eos_token_id}
+    largest = 0
+    unlikely = []
+    for token, number in tokenizer.get_vocab().items():
+        if number >= size and token in added and number not in always_used:
+            unlikely.append(token)
+        else:
+            largest = max(largest, number)
+    path = f"{MODEL}.path={config.actor_rollout_ref.model.path}"
     if largest >= size:
         answers.problems.append(
-            f"{MODEL}.path={config.actor_rollout_ref.model.path}: its tokenizer has tokens up to "
-            f"{largest}, and the model a vocabulary of {size}. Take the tokenizer of this model "
-            f"({MODEL}.tokenizer_path)"
+            f"{path}: its tokenizer has tokens up to {largest}, and the model a vocabulary of "
+            f"{size}. Take the tokenizer of this model ({MODEL}.tokenizer_path)"
+        )
+    elif unlikely:
+        answers.warnings.append(
+            f"{path}: its tokenizer has {', '.join(sorted(unlikely))} beyond the model's vocabulary "
+            f"of {size}, so that the run fails at a text that has it"
         )
 
 
