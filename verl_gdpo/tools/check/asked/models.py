@@ -166,9 +166,10 @@ def _look_at_vocabulary(config: Any, hf_config: Any, answers: Answers) -> None:
             f"{size}. Take the tokenizer of this model ({MODEL}.tokenizer_path)"
         )
     elif unlikely:
+        tokens = ", ".join(sorted(unlikely))
         answers.warnings.append(
-            f"{path}: its tokenizer has {', '.join(sorted(unlikely))} beyond the model's vocabulary "
-            f"of {size}, so that the run fails at a text that has it"
+            f"{path}: its tokenizer has {tokens} beyond the model's vocabulary of {size}, so that "
+            "the run fails at a text that has it"
         )
 
 
