@@ -150,6 +150,8 @@ def wheel(session: nox.Session) -> None:
     (built,) = made.glob("*.whl")
     session.install("torch==2.13.0")
     session.install("verl==0.9.1")
+    # pip would keep the package of an earlier session, which has the same version
+    session.run("python", "-m", "pip", "uninstall", "--yes", "verl-gdpo", silent=True)
     page = (ROOT / "docs" / "first_hour.md").read_text()
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.S):
         (made / name).write_text(code)
