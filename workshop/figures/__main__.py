@@ -24,7 +24,7 @@ from workshop.looks import LOOK, STYLE, colours_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-# two prompts with two rollouts each; a rollout is (correctness, format)
+# two prompts with two samples each; a sample is (correctness, format)
 GROUPS = {"a": [(0, 0), (0, 1)], "b": [(0, 0), (1, 1)]}
 # GRPO as verl has it: the rewards are summed, and no step over the batch follows
 ESTIMATORS: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 
 
 def advantages(settings: dict[str, Any]) -> dict[str, list[float]]:
-    """{group: the advantage of each rollout}; both groups are one batch."""
+    """{group: the advantage of each sample}; both groups are one batch."""
     rewards = [row for rows in GROUPS.values() for row in rows]
     ids = [name for name, rows in GROUPS.items() for _ in rows]
     A_B = compute_gdpo_advantage(rewards, ids, [[1]] * len(ids), **settings)[:, 0].tolist()
@@ -44,7 +44,7 @@ def advantages(settings: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def idea() -> Figure:
-    """A bar for each rollout's advantage; one pair of axes an estimator."""
+    """A bar for each sample's advantage; one pair of axes an estimator."""
     with mpl.rc_context({**STYLE, "font.size": 12, "axes.titlesize": 13}):
         layout = ConstrainedLayoutEngine(wspace=0.08, h_pad=0.08)
         figure = Figure(figsize=(8, 3.9), layout=layout, facecolor=LOOK.background)
@@ -53,7 +53,7 @@ def idea() -> Figure:
         for where, name in zip(axes, ESTIMATORS, strict=True):
             _draw_bars(where, name, advantages(ESTIMATORS[name]), colours[name])
         axes[0].set(ylabel="advantage", yticks=[])
-        figure.supxlabel("each bar: one rollout, with its rewards (correctness, format)", size=12)
+        figure.supxlabel("each bar: one sample, with its rewards (correctness, format)", size=12)
     return figure
 
 
@@ -85,7 +85,6 @@ def _draw_bars(axes: Axes, estimator: str, groups: dict[str, list[float]], colou
 def draw_runs(runs: Sequence[Path]) -> None:
     """What a person sees of runs: the report on all, and the replay of the first."""
     screens.report(runs, DOCS / "report.png")
-    screens.make_smaller(DOCS / "report.png")
     screens.replay(runs[0], DOCS / "replay.svg")
 
 

@@ -1,6 +1,6 @@
 """How many groups an estimator can tell apart: the paper's figure, by enumeration.
 
-A group of G rollouts with n binary rewards is a multiset of G binary vectors. Two groups are told
+A group of G samples with n binary rewards is a multiset of G binary vectors. Two groups are told
 apart if their sorted advantages, before any batch step, differ. Weights are 1, eps is 0.
 """
 
@@ -18,7 +18,7 @@ from workshop.looks import LOOK, STYLE, colours_of
 
 Groups = npt.NDArray[np.float64]
 
-ROLLOUTS, REWARDS = range(2, 9), range(2, 7)  # of the paper's figure
+SAMPLES, REWARDS = range(2, 9), range(2, 7)  # of the paper's figure
 # name: (group_norm, normalize_by_std)
 ESTIMATORS: dict[str, tuple[str, bool]] = {
     "GDPO": ("per_reward", True),
@@ -28,12 +28,12 @@ ESTIMATORS: dict[str, tuple[str, bool]] = {
 
 
 def collapse() -> Figure:
-    """What each estimator tells apart, over the rollouts of a group, and over its rewards."""
+    """What each estimator tells apart, over the samples of a group, and over its rewards."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.6), layout="constrained", facecolor=LOOK.background)
         left, right = figure.subplots(1, 2)
-        _draw(left, "of 2 rewards", "rollouts in a group, G", {g: (g, 2) for g in ROLLOUTS})
-        _draw(right, "of 4 rollouts", "binary rewards, n", {n: (4, n) for n in REWARDS})
+        _draw(left, "of 2 rewards", "samples in a group, G", {g: (g, 2) for g in SAMPLES})
+        _draw(right, "of 4 samples", "binary rewards, n", {n: (4, n) for n in REWARDS})
         left.legend(frameon=False, handlelength=3)
     return figure
 
@@ -49,33 +49,33 @@ def _draw(axes: Axes, which: str, xlabel: str, sizes: dict[int, tuple[int, int]]
     axes.grid(color=LOOK.quiet, linewidth=0.6, alpha=0.6)
 
 
-def distinct_groups(estimator: str, rollouts: int, rewards: int) -> int:
-    """Number of different advantage vectors of a group of `rollouts` with `rewards` rewards."""
+def distinct_groups(estimator: str, samples: int, rewards: int) -> int:
+    """Number of different advantage vectors of a group of `samples` with `rewards` rewards."""
     group_norm, normalize_by_std = ESTIMATORS[estimator]
-    groups_GRK = _all_groups(rollouts, rewards)
+    groups_GRK = _all_groups(samples, rewards)
     count = len(groups_GRK)
     scalars = compute_gdpo_scalars(
-        groups_GRK.reshape(count * rollouts, rewards),
-        np.repeat(np.arange(count), rollouts),
+        groups_GRK.reshape(count * samples, rewards),
+        np.repeat(np.arange(count), samples),
         group_norm=group_norm,
         normalize_by_std=normalize_by_std,
         batch_norm="none",
         eps=0.0,
     )
-    advantages_GR = np.sort(scalars.S_B.numpy().reshape(count, rollouts), axis=1)
+    advantages_GR = np.sort(scalars.S_B.numpy().reshape(count, samples), axis=1)
     return len(np.unique(advantages_GR.round(6) + 0.0, axis=0))  # -0.0 becomes 0.0
 
 
-def _all_groups(rollouts: int, rewards: int) -> Groups:
-    """Every group, (groups, rollouts, rewards).
+def _all_groups(samples: int, rewards: int) -> Groups:
+    """Every group, (groups, samples, rewards).
 
-    The advantages do not depend on the order of the rollouts, nor, with equal weights, on that
+    The advantages do not depend on the order of the samples, nor, with equal weights, on that
     of the rewards: so all multisets of rows will do, or all multisets of columns, which may be
     far fewer.
     """
-    if comb(2**rewards + rollouts - 1, rollouts) <= comb(2**rollouts + rewards - 1, rewards):
-        return _multisets(rollouts, rewards)
-    return np.swapaxes(_multisets(rewards, rollouts), 1, 2)
+    if comb(2**rewards + samples - 1, samples) <= comb(2**samples + rewards - 1, rewards):
+        return _multisets(samples, rewards)
+    return np.swapaxes(_multisets(rewards, samples), 1, 2)
 
 
 def _multisets(size: int, length: int) -> Groups:

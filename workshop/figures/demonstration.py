@@ -1,4 +1,4 @@
-"""What the arms earn of the demonstration's rewards: all seeds, and their mean."""
+"""What each estimator reaches of the demonstration's rewards: all seeds, and their mean."""
 
 import math
 
@@ -7,52 +7,60 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workshop.experiments.demonstration import curves, mean
+from workshop.experiments.demonstration import LAST, curves, mean
 from workshop.looks import LOOK, STYLE, colours_of
 
-# {setting: {reward: (title, highest value)}}; the lines' names stand in the first panel
+# {setting: {reward: (what it is, what the picture shows, highest value, form of a number)}}
 PANELS = {
     "judge": {
-        "format": ("Format: 0 or 1", 1.0),
-        "judge": ("Judge: 0 to 100, noise of 10 points", 100),
+        "format": ("Format check (0 or 1):", "only GDPO learns it", 1.0, ".2f"),
+        "judge": ("Judge (0 to 100):", "both learn it", 100, ".0f"),
     },
     "model": {
-        "keyword": ("Uses the word: 0 or 1", 1.0),
-        "words": ("Few words / 10", 1.0),
-        "ending": ("Ends as asked: 0 or 1", 1.0),
+        "keyword": ("Uses the word (worth 1):", "GRPO does not learn it", 1.0, ".2f"),
+        "words": ("Few words (worth 10):", "all learn it", 1.0, ".2f"),
+        "ending": ("Ends as asked (worth 1):", "none learns it well", 1.0, ".2f"),
     },
 }
 ARMS = {
     "judge": {"gdpo": "GDPO", "grpo": "GRPO"},
-    "model": {"gdpo": "GDPO", "grpo": "GRPO", "grpo_divided": "divided"},
+    "model": {"gdpo": "GDPO", "grpo": "GRPO", "grpo_by_range": "GRPO by range"},
 }
-NAMES_APART = 0.07  # of the height
+WIDTHS = {"judge": 9.0, "model": 12.5}  # inches
+NAMES_APART = 0.075  # of the height
+WHAT_IS_SHOWN = f"training step; a number is the mean of the last {LAST}, a thin line is one run"
 
 
 def demonstration(setting: str) -> Figure:
     """A panel for each reward; a thin line is a seed, a thick one the mean of all."""
     with mpl.rc_context({**STYLE, "font.size": 12, "axes.titlesize": 13}):
-        figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor=LOOK.background)
+        size = (WIDTHS[setting], 3.9)
+        figure = Figure(figsize=size, layout="constrained", facecolor=LOOK.background)
         panels = figure.subplots(1, len(PANELS[setting]))
         for axes, reward in zip(panels, PANELS[setting], strict=True):
-            _draw(axes, setting, reward, with_names=axes is panels[0])
+            _draw(axes, setting, reward)
+        figure.supxlabel(WHAT_IS_SHOWN, size=12)
     return figure
 
 
-def _draw(axes: Axes, setting: str, reward: str, with_names: bool) -> None:
-    title, highest = PANELS[setting][reward]
-    axes.set_title(title, loc="left", fontweight="bold", pad=10)
-    at, end_of = math.inf, {arm: mean(setting, arm, reward) for arm in ARMS[setting]}
+def _draw(axes: Axes, setting: str, reward: str) -> None:
+    what, shown, highest, form = PANELS[setting][reward]
+    axes.set_title(f"{what}\n{shown}", loc="left", fontweight="bold", pad=10)
     colours = colours_of(ARMS[setting])
-    for arm in sorted(end_of, key=end_of.__getitem__, reverse=True):
-        colour = colours[arm]
+    ends: dict[str, float] = {}  # where the thick lines end
+    for arm, colour in colours.items():
         seeds = np.array([*curves()[setting, arm, reward].values()])
-        steps, at = range(1, seeds.shape[1] + 1), min(end_of[arm], at - NAMES_APART * highest)
+        steps = range(1, seeds.shape[1] + 1)
         axes.plot(steps, seeds.T, color=colour, linewidth=0.8, alpha=0.35)
         axes.plot(steps, seeds.mean(0), color=colour, linewidth=2.8)
-        if with_names:
-            text = f" {ARMS[setting][arm]} {end_of[arm]:.2f}"
-            axes.text(steps[-1], at, text, va="center", color=colour, fontweight="bold")
-    axes.set(xlabel="training step", xlim=(1, len(steps)), ylim=(0, highest))
+        ends[arm] = float(seeds.mean(0)[-1])
+    at = math.inf
+    for arm in sorted(ends, key=ends.__getitem__, reverse=True):
+        at = min(ends[arm], at - NAMES_APART * highest)
+        text = f" {ARMS[setting][arm]} {mean(setting, arm, reward):{form}}"
+        axes.text(
+            steps[-1], at, text, va="center", color=colours[arm], fontweight="bold", fontsize=11
+        )
+    axes.set(xlim=(1, len(steps)), ylim=(0, highest))
     axes.grid(axis="y", color=LOOK.quiet, linewidth=0.6, alpha=0.6)
     axes.tick_params(length=0)
