@@ -1,6 +1,7 @@
 """The command `verl-gdpo`."""
 
 import argparse
+import ast
 import importlib
 import re
 import subprocess
@@ -108,7 +109,9 @@ def paths_of_the_repository(text):
     files = {name for name in top if "." in name}
     for word in re.findall(r"[\w.~/-]+", text):
         first = word.removeprefix("./").partition("/")[0]
-        if word in files or ("/" in word and first in top) or "setup_env" in word:
+        is_page = word.rstrip(".").endswith(".md")
+        is_there = word.rstrip(".:") in files or ("/" in word and first in top)
+        if is_there or is_page or "setup_env" in word:
             yield word
 
 
@@ -122,6 +125,32 @@ def test_every_option_has_a_help_that_holds_for_an_installed_package(command, mo
             if not isinstance(action, argparse._SubParsersAction):
                 assert (action.help or "").strip(), f"{each.prog}: {action.dest} has no help"
         assert list(paths_of_the_repository(each.format_help())) == [], each.prog
+
+
+def test_no_message_names_what_an_installed_package_lacks():
+    """`run.sh` is named by what it alone starts."""
+    by_run_sh = {*re.findall(r"\$root/(verl_gdpo/\S+\.py)", (REPO / "run.sh").read_text())}
+    by_run_sh.add("verl_gdpo/tools/run/resume.py")
+    faults = []
+    for file in sorted((REPO / "verl_gdpo").rglob("*.py")):
+        name = file.relative_to(REPO).as_posix()
+        allowed = {"run.sh"} if name in by_run_sh else set()
+        for text in messages_of(ast.parse(file.read_text())):
+            paths = {path.rstrip(".:") for path in paths_of_the_repository(text)}
+            faults += [f"{name}: {path}" for path in sorted(paths - allowed)]
+    assert faults == []
+
+
+def messages_of(tree):
+    """All texts of a module but docstrings, those of attributes too."""
+    docstrings = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            docstrings.add(node.value)
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and node not in docstrings:
+            yield node.value
 
 
 def test_paths_of_the_repository_are_found():

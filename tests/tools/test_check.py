@@ -188,7 +188,7 @@ def test_a_model_that_is_not_there(check, tmp_path):
         code, _, errors = check(override, f"actor_rollout_ref.model.path={path}")
         assert code == 1
         assert f"check: problem: actor_rollout_ref.model.path={path}: no model is there" in errors
-        assert "recipes/README.md says how the tiny policies" in errors
+        assert "a tiny policy is in cpu/tool_rl_policy" in errors
     make_tokenizer(tmp_path / "tiny")
     (tmp_path / "tiny" / "config.json").write_text(
         json.dumps(MODEL_CONFIG | {"max_position_embeddings": 32768})

@@ -243,9 +243,13 @@ def test_a_run_that_is_stopped_after_its_folder_was_renamed(tmp_path):
     process.send_signal(signal.SIGINT)
     first, second = process.communicate(timeout=60)[0].splitlines()
     last = f"stopped at step 11; the last checkpoint is {tmp_path}/moved/checkpoints/global_step_1."
-    assert first.startswith(last) and first.endswith("go on with: ./run.sh T --resume R")
+    assert first.startswith(last) and first.endswith("Go on with: ./run.sh T --resume R")
+    command = first.partition("Bring the parts of the run together: ")[2].partition(". Go on")[0]
     assert second.startswith(f"the run folder {tmp_path}/run is gone: it is now {tmp_path}/moved.")
     assert process.returncode == 130
+    subprocess.run(command, shell=True, check=True)
+    assert {"checkpoints", "rollouts", "train.log"} <= {*os.listdir(tmp_path / "run")}
+    assert not (tmp_path / "moved").exists()
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def score(
             `joined` thousands and `without_marks`; 0 too for an answer that math-verify cannot
             read, or needs more than `LIMIT_CPU_S` seconds or `LIMIT_BYTES` of memory for.
         length: 1 for at most `limit_tokens` tokens. To make it count for right answers alone, set
-            `algorithm.gdpo.rewards.length.when`; see recipes/README.md.
+            `algorithm.gdpo.rewards.length.when`.
 
     Raises:
         TypeError: no `response_tokens`.

@@ -184,8 +184,8 @@ def missing_models(config: Any) -> list[str]:
     of_a_folder = (str(config.get("data_dir") or "/"), "/", ".", "~")
     return [
         f"{key}={path}: no model is there (no config.json). Name the folder of a model, or one of "
-        "a hub such as Qwen/Qwen2.5-1.5B-Instruct. recipes/README.md says how the tiny policies "
-        "of runs without a GPU are made"
+        "a hub such as Qwen/Qwen2.5-1.5B-Instruct. For tool_rl without a GPU, a tiny policy is in "
+        "cpu/tool_rl_policy, beside the folder of `verl-gdpo recipes`"
         for key, path in ((key, str(OmegaConf.select(config, key))) for key in keys)
         if path.startswith(of_a_folder) and not (Path(path).expanduser() / "config.json").is_file()
     ]

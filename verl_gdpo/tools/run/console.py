@@ -7,6 +7,7 @@ no time left is shown.
 import contextlib
 import os
 import re
+import shlex
 import signal
 import tempfile
 import time
@@ -265,10 +266,21 @@ def _stopped(
     command = go_on or "the same command and trainer.resume_mode=auto"
     if place == held.path:
         return f"{end.reason} at step {step}; go on after {last.name} with: {command}"
-    return (
-        f"{end.reason} at step {step}; the last checkpoint is {last}. Bring the parts of the run "
-        f"together in {held.path} (docs/failures.md), and go on with: {command}"
-    )
+    told = f"{end.reason} at step {step}; the last checkpoint is {last}. "
+    if place is not None:
+        told += f"Bring the parts of the run together: {_bring_together(held.path, place)}. "
+    return f"{told}Go on with: {command}"
+
+
+def _bring_together(old: Path, new: Path) -> str:
+    """Return the command that moves a renamed run back under the name that verl knows.
+
+    verl has written under the old name again, if it has saved anything since.
+    """
+    was, now = shlex.quote(str(old)), shlex.quote(str(new))
+    if not old.is_dir():
+        return f"mv {now} {was}"
+    return f"cp -a {was}/. {now} && rm -r {was} && mv {now} {was}"
 
 
 def _end_of_log(log: IO[bytes], since: int) -> str:

@@ -203,7 +203,8 @@ class EndConditions:
         if self.watch.is_overdue(most=0.0):  # no step has come meanwhile
             message = (
                 f"HangError: no step was logged for {self.watch.silence:.0f} s, and "
-                f"{self.watch.limit:.0f} s were allowed (docs/failures.md). Busy or silent: "
+                f"{self.watch.limit:.0f} s were allowed; ++trainer.hang_minutes=N allows more. "
+                f"Busy or silent: "
                 f"{'; '.join(busy) or 'none'}. The stacks of all processes on this machine: "
                 f"{hang_file}"
             )

@@ -156,7 +156,7 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int, *overrides: str) -
         raise ValueError(
             f"the size of the model of task={task} is not known here. Give {TOKENS}=N (tokens of a "
             f"micro-batch: at least the longest row) and {VLLM_SHARE}=X (vLLM's share of a GPU, "
-            "such as 0.5). A large model needs the other keys of memory in recipes/README.md too"
+            f"such as 0.5). A large model may need {' and '.join(OFFLOADS)} too"
         )
     return hardware
 
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
         why = "" if wanted else ": the recipes' batches divide by 1, 2, 4 and 8"
         print(f"{used} of them are used{why}", file=sys.stderr)
     if task in MODEL_OF_TASK and gpus:
-        print("the keys of memory were computed: recipes/README.md", file=sys.stderr)
+        print("the keys of memory were computed; an override takes their place", file=sys.stderr)
     print(" ".join(chosen))
     return 0
 
