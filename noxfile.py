@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def trl(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend=OWN)
 def wheel(session: nox.Session) -> None:
-    """Installs the wheel in an empty environment, as docs/first_hour.md says, and trains there."""
+    """Installs the wheel in an empty environment and trains there: docs/without_a_gpu.md."""
     # not `session.create_tmp()`: Ray's temporary files must not lie in a virtual environment
     made = Path(tempfile.mkdtemp(prefix="wheel-"))
     session.install("build")
@@ -152,10 +153,11 @@ def wheel(session: nox.Session) -> None:
     session.install("verl==0.9.1")
     # pip would keep the package of an earlier session, which has the same version
     session.run("python", "-m", "pip", "uninstall", "--yes", "verl-gdpo", silent=True)
-    page = (ROOT / "docs" / "first_hour.md").read_text()
+    page = (ROOT / "docs" / "without_a_gpu.md").read_text()
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.S):
         (made / name).write_text(code)
-    (commands,) = re.findall(r"```bash\n(.*?)```", page, re.S)
+    executed = r"<!-- executed by noxfile.py -->\n```bash\n(.*?)```"
+    (commands,) = re.findall(executed, page, re.S)
     commands = commands.replace("./verl-gdpo", str(built)).replace("=MODEL", "=model")
     env = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     with session.chdir(made):
@@ -203,9 +205,15 @@ def package(session: nox.Session) -> None:
     init, terminal = ((package / f"{name}.py").read_text() for name in ("__init__", "terminal"))
     (version,), (address,) = re.findall(STATED, init, re.M), re.findall(STATED, terminal, re.M)
     readme.write_text(with_absolute_links(readme.read_text(), address, version))
+    project = source / "pyproject.toml"
+    project.write_text(with_addresses(project.read_text(), address, version))
     session.run("uv", "build", "--quiet", "--out-dir", str(dist), str(source))
     files = sorted(map(str, dist.glob("verl_gdpo-*")))
     session.run("twine", "check", "--strict", *files)
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        if not any("/tests/core/" in name for name in archive.getnames()):
+            session.error(f"{sdist} lacks the tests")
     for python in ("3.10", "3.11", "3.12"):
         find = ("uv", "python", "find", python)
         found = session.run(*find, success_codes=(0, 2), silent=True) or ""
@@ -219,10 +227,17 @@ def package(session: nox.Session) -> None:
             session.run(*run, "python", "-c", INSTALLED)
 
 
+# a narrow screen breaks the lines of code, and does not cut them
+NARROW = """@media screen and (max-width: 480px) {
+  .md-typeset pre > code { white-space: pre-wrap; overflow-wrap: anywhere; }
+  .md-typeset :not(pre) > code { overflow-wrap: anywhere; }
+}
+"""
 # in the form of mkdocs, which zensical reads; the navigation is the README's list of pages
 SITE = {
     "site_name": "verl-gdpo",
     "docs_dir": "pages",
+    "extra_css": ["narrow.css"],
     "theme": {
         "name": "material",
         "font": False,  # nothing is fetched from elsewhere
@@ -257,8 +272,14 @@ def site(session: nox.Session) -> None:
         {name: [{title: page} for title, page in re.findall(r"\[(.+?)\]\((.+?)\)", links)]}
         for name, links in sections
     ]
+    (folder / "pages" / "narrow.css").write_text(NARROW)
+    settings = {**SITE, "nav": [{"Start": "README.md"}, *nav]}
+    terminal = (ROOT / "verl_gdpo" / "terminal.py").read_text()
+    (address,) = re.findall(STATED, terminal, re.M)
+    if address:
+        settings |= {"repo_url": address, "repo_name": "verl-gdpo"}
     config = folder / "mkdocs.yml"
-    config.write_text(json.dumps({**SITE, "nav": [{"Overview": "README.md"}, *nav]}))
+    config.write_text(json.dumps(settings))
     session.run("zensical", "build", "--strict", "--config-file", str(config))
     pages = sum(page.suffix == ".md" for page in copied)
     built = len([*(folder / "site").rglob("index.html")])
@@ -275,6 +296,31 @@ def with_absolute_links(text: str, address: str, version: str) -> str:
         return f"{link[1]}({address}/{kind}/v{version}/{link[2]})"
 
     return re.sub(r"(!?\[[^]]*\])\((?!https?:|#)([^)]+)\)", absolute, text) if address else text
+
+
+# of [project.urls], behind the address
+ADDRESSES = {
+    "Homepage": "",
+    "Documentation": "/tree/v{version}/docs",
+    "Changelog": "/blob/v{version}/CHANGELOG.md",
+    "Issues": "/issues",
+    "Repository": "",
+}
+
+
+def with_addresses(project: str, address: str, version: str) -> str:
+    """Return pyproject.toml for an index, with links to the repository; without an address, none.
+
+    Args:
+        project: the text of the file.
+        address: that of `verl_gdpo.terminal`.
+    """
+    if not address:
+        return project
+    lines = [
+        f'{name} = "{address}{path.format(version=version)}"' for name, path in ADDRESSES.items()
+    ]
+    return project.replace("[project.urls]\n", "[project.urls]\n" + "\n".join(lines) + "\n")
 
 
 # a plugin of pytest: an example that fails is enough, none is made smaller or kept

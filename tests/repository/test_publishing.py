@@ -10,7 +10,7 @@ import yaml
 from pages import FILES, PAGES
 from repository import REPO
 
-from noxfile import with_absolute_links
+from noxfile import with_absolute_links, with_addresses
 from verl_gdpo import __version__
 from verl_gdpo.terminal import ADDRESS, install_line
 
@@ -22,8 +22,6 @@ WORKFLOWS = {
 
 
 def test_one_constant_decides_how_the_package_is_installed():
-    project = (REPO / "pyproject.toml").read_text()
-    assert bool(ADDRESS) == ("\nRepository = " in project) and ADDRESS in project
     installs = {line for text in PAGES.values() for line in re.findall(r"pip install '.*?'", text)}
     extras = {re.search(r"\[(.*)\]'", line)[1] for line in installs}
     assert len(extras) > 2 and installs == {*map(install_line, extras)}
@@ -64,16 +62,37 @@ def test_an_index_gets_no_relative_link():
     made = with_absolute_links(text, "https://here", "1.0")
     files = re.findall(r"!\[[^]]*\]\(https://here/raw/v1.0/([^)]*)\)", made)
     pages = re.findall(r"\]\(https://here/blob/v1.0/([^)#]*)", made)
-    assert {*files} | {*pages} <= FILES and len(files) > 1 and len(pages) > 20
+    assert {*files} | {*pages} <= FILES and files and len(pages) > 20
     assert not re.findall(r"\]\((?!https?:|#)", made)
 
 
-def test_a_workflow_may_read_and_two_jobs_more():
+def test_an_index_gets_the_addresses_of_one_constant():
+    text = (REPO / "pyproject.toml").read_text()
+    assert with_addresses(text, "", "1.0") == text
+    toml = pytest.importorskip("tomllib")
+    urls = toml.loads(with_addresses(text, "https://here", "1.0"))["project"]["urls"]
+    assert urls["Homepage"] == urls["Repository"] == "https://here"
+    assert urls["Changelog"] == "https://here/blob/v1.0/CHANGELOG.md"
+    assert urls["Documentation"] == "https://here/tree/v1.0/docs"
+    assert urls["Issues"] == "https://here/issues"
+    assert "Paper" in urls
+
+
+def test_a_workflow_may_read_and_three_jobs_more():
     rights = {"tell": {"issues": "write"}, "publish": {"contents": "read", "id-token": "write"}}
+    rights["site"] = {"pages": "write", "id-token": "write"}
     for workflow in WORKFLOWS.values():
         assert workflow["permissions"] == {}
         for job, what in workflow["jobs"].items():
             assert what["permissions"] == rights.get(job, {"contents": "read"})
+
+
+def test_the_site_is_published_from_where_nox_makes_it():
+    build, site = WORKFLOWS[".github/workflows/site.yml"]["jobs"].values()
+    *_, made, sent = build["steps"]
+    assert made["run"] == "python -m nox --session site"
+    assert sent["with"]["path"] == ".nox/site/tmp/site/site"
+    assert site["needs"] == "build"
 
 
 GH = """gh() { echo "$*" >> "$CALLS"; case $2 in list) echo "$OPEN" ;; esac; }
