@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Trains a tiny policy with GRPO and with GDPO, side by side on two cores, without a GPU and a network, and
-# shows what both earn of a format (0 or 1) and of a judge (0 to 100). docs/when_gdpo_helps.md says what to expect.
+# shows what both learn of a format (0 or 1) and of a judge (0 to 100). docs/evidence.md says what to expect.
 #
-#   ./run_demo.sh [setting=bonus | --model] [arms=grpo,gdpo,grpo_divided] [seed=N] [run_dir=FOLDER] [--time-limit SECONDS] [key=value ...]
+#   ./run_demo.sh [setting=bonus | --model] [arms=grpo,gdpo,grpo_by_range] [seed=N] [run_dir=FOLDER] [--time-limit SECONDS] [key=value ...]
 #
-# `grpo_divided` is GRPO on judge / 100. The settings bonus, length and noise have small rewards that GDPO is meant to
+# `grpo_by_range` is GRPO on judge / 100. The settings bonus, length and noise have small rewards that GDPO is meant to
 # raise too much, and an arm `gdpo_kept`, whose weights undo it. Other arguments go to ./run.sh, which trains each arm,
 # such as trainer.total_training_steps=60.
 #
 # --model trains a real model of 135 million parameters, one arm after the other: a keyword (0 or 1), few words (0 or
-# 10) and an ending (0 or 1). Its `grpo_divided` is GRPO on words / 10. It downloads the model, or takes
-# actor_rollout_ref.model.path=FOLDER. docs/own_model_cpu.md has its times.
+# 10) and an ending (0 or 1). Its `grpo_by_range` is GRPO on words / 10. It downloads the model, or takes
+# actor_rollout_ref.model.path=FOLDER. docs/without_a_gpu.md has its times.
 set -euo pipefail
 root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac

@@ -1,7 +1,6 @@
 """The plugin in new processes: how it is loaded, what it registers, and how it refuses to run."""
 
 import ast
-import itertools
 import json
 import os
 import re
@@ -508,19 +507,6 @@ def test_nothing_that_we_rely_on_is_missing():
 )
 def test_how_a_symbol_is_looked_up(module, path, needs, is_there):
     assert Extension(module, path, needs=needs).is_missing() != is_there
-
-
-@pytest.mark.parametrize(
-    ("mark", "table"), [("extensions", EXTENSIONS), ("extensions of run", run_plugin.EXTENSIONS)]
-)
-def test_the_tables_in_the_docs(mark, table):
-    text = (REPO / "docs" / "trainers.md").read_text()
-    (shown,) = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- end -->", text, re.S)
-    rows = ["| module of verl | what is changed or called |", "|---|---|"]
-    for module, each in itertools.groupby(table, lambda each: each.module):
-        names = ", ".join(f"`{one.path}`" for one in each)
-        rows.append(f"| `{module}` | {names} |")
-    assert shown.strip().splitlines() == rows
 
 
 def test_each_function_of_ours_is_there():

@@ -1,7 +1,7 @@
 """How often data_prep and check find training rows that stand in the validation set again.
 
-python -m workshop.overlap FOLDER, for the table in docs/check.md. FOLDER has gsm8k/, math/, code/
-and toolrl/ with the files of their publishers.
+python -m workshop.overlap FOLDER, for the table in workshop/overlap.md. FOLDER has gsm8k/, math/,
+code/ and toolrl/ with the files of their publishers.
 
 Copies of 500 training rows are planted: a share of the words between spaces is replaced by words of
 the same set, drawn at random. Validation rows are also compared with the training rows of the other

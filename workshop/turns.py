@@ -1,6 +1,6 @@
-"""What becomes of rewards a turn when the policy decides when to stop: workshop/turns.md.
+"""What becomes of rewards for each turn when the policy decides when to stop: workshop/turns.md.
 
-python -m workshop.turns prints the table of that page. A session has one to five turns: after each,
+python -m workshop.turns prints the table of that page. A sample has one to five turns: after each,
 a policy with one parameter goes on with probability p. Each turn has a reward, and the end has
 `correct`, which a turn makes less likely by 0.05.
 """
@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-MOST_TURNS, SESSIONS = 5, 8
+MOST_TURNS, SAMPLES = 5, 8
 # the mean reward of a turn: its values, each as likely
 KINDS = {"progress, 0.8": (1, 1, 1, 1, 0), "cost, -0.2": (-0.2,)}
-FORMS = ("sum of the session", "index of the turn", "return from the turn on")
+FORMS = ("sum of the sample", "index of the turn", "return from the turn on")
 
 
 def centred(values: Floats, present: npt.NDArray[Any], by_std: bool) -> Floats:
@@ -31,8 +31,8 @@ def centred(values: Floats, present: npt.NDArray[Any], by_std: bool) -> Floats:
 def gradient(
     form: str, values: Any, p: float, groups: int, rng: np.random.Generator, by_std: bool = True
 ) -> float:
-    """The policy gradient at p of one form of advantages; shapes: groups, sessions, turns."""
-    goes_on = rng.random((groups, SESSIONS, MOST_TURNS)) < p
+    """The policy gradient at p of one form of advantages; shapes: groups, samples, turns."""
+    goes_on = rng.random((groups, SAMPLES, MOST_TURNS)) < p
     goes_on[..., -1] = False
     reached = np.cumprod(np.insert(goes_on[..., :-1], 0, True, axis=2), axis=2).astype(bool)
     rewards = rng.choice(values, reached.shape) * reached
@@ -61,7 +61,7 @@ def true_gradient(values: Any, p: float) -> float:
 
 
 def trained(form: str, values: Any, updates: int = 300) -> float:
-    """Expected turns of a session after these updates, from p = 0.5, with GDPO's normalisation."""
+    """Expected turns of a sample after these updates, from p = 0.5, with GDPO's normalisation."""
     logit, rng = 0.0, np.random.default_rng(1)
     for _ in range(updates):
         p = 1 / (1 + np.exp(-logit))

@@ -1,4 +1,4 @@
-"""What the arms earned, and what they answer, from the folders of their runs."""
+"""What the arms got of each reward, and what they answer, from the folders of their runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +55,6 @@ def _last(prompt: str, steps: Sequence[Sequence[Row]]) -> Row:
 
 
 def _line(who: str, row: Row) -> str:
-    earned = ", ".join(f"{name} {value:.3g}" for name, value in row["rewards"].items())
+    rewards = ", ".join(f"{name} {value:.3g}" for name, value in row["rewards"].items())
     when = f"{who}, step {row['step']}"
-    return f"  {when:<21}  {printable(row['output'])}   ({earned})"
+    return f"  {when:<21}  {printable(row['output'])}   ({rewards})"

@@ -66,7 +66,7 @@ def frame_words(words: list[str]) -> int:
 def with_dear_words(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
 ) -> dict[str, float]:
-    """Return what a real model's answer earns: 0 or 1, and of its number of words 0 or `WORTH`."""
+    """Return a real model's rewards: 0 or 1, and of its number of words 0 or `WORTH`."""
     met = {
         name: value
         for name, value in score(solution_str, ground_truth).items()

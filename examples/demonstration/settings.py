@@ -46,12 +46,12 @@ SETTINGS = {
             "grpo": GRPO,
             "gdpo": GDPO,
             # dividing by hand: the judge counts from 0 to 1
-            "grpo_divided": [*GRPO, "reward.reward_functions.judge.weight=0.01"],
+            "grpo_by_range": [*GRPO, "reward.reward_functions.judge.weight=0.01"],
         },
         ["grpo", "gdpo"],
         """Of GRPO's sum, the judge is nearly all: a format of 0 or 1 is less than its noise of 10.
 GDPO normalises each reward by itself. Dividing the judge by 100 by hand does nearly the same:
-./run_demo.sh arms=grpo,gdpo,grpo_divided. Time does not help GRPO: after 150 steps, it had no
+./run_demo.sh arms=grpo,gdpo,grpo_by_range. Time does not help GRPO: after 150 steps, it had no
 format left. workshop/experiments/RESULTS.md has all seeds.""",
     ),
     "bonus": harm(
@@ -77,15 +77,15 @@ GDPO lets each of them count as much as the answer.""",
         {
             "grpo": GRPO,
             "gdpo": GDPO,
-            "grpo_divided": [
+            "grpo_by_range": [
                 *GRPO,
                 f"++algorithm.gdpo.rewards={{keyword: 1.0, words: {1 / WORTH}, ending: 1.0}}",
             ],
         },
         ["grpo", "gdpo"],
         f"""Few words are worth {WORTH}, keyword and ending 1 each, and all have a weight of 1.
-Of GRPO's sum, the words are nearly all. GDPO normalises each reward by itself. The arm grpo_divided
-divides the words by {WORTH} by hand.""",
+Of GRPO's sum, the words are nearly all. GDPO normalises each reward by itself. The arm
+grpo_by_range divides the words by {WORTH} by hand.""",
         is_toy=False,
     ),
 }

@@ -1,7 +1,8 @@
 """A tiny policy that asks one of two tools, which the supervised steps of a minute teach it.
 
 It knows a few sums by heart, and has bad habits: it takes the other tool, answers at once, leaves
-out the tags or says more than it has to. So each reward of docs/agents.md varies within a group.
+out the tags or says more than it has to. So each reward of docs/thinking_models.md varies within a
+group.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Compares each row of verl's rollout dump with the scorer and the oracle."""
+"""Compares each row of verl's dump with the scorer and the oracle."""
 
 import oracle
 import pytest

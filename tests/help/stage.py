@@ -56,7 +56,7 @@ class Played:
     """What a training step left.
 
     advantages: {(prompt, session): its advantage}, with the places in the case.
-    rows: rows of verl's rollout dump, padding included.
+    rows: rows of verl's dump, padding included.
     metrics: of the step.
     """
 

@@ -33,12 +33,12 @@ class Run:
         return read_metrics(self.folder)
 
     def dump(self, step):
-        """The rows of one step's rollout dump."""
+        """The rows of one step's dump."""
         text = (self.folder / "rollouts" / f"{step}.jsonl").read_text()
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def samples(self, step):
-        """The rows of one step's rollout dump that are no padding."""
+        """The rows of one step's dump that are no padding."""
         return [row for row in self.dump(step) if not row["is_padding"]]
 
     def last_lines(self, count=40):

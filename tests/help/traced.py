@@ -59,7 +59,7 @@ def trace_rewards(worker, sources):
 
 
 def modules_of_a_step(stage, trainer, sources):
-    """Make a step of `trainer`, with its rollout dump, and return the modules that ran.
+    """Make a step of `trainer`, with its dump, and return the modules that ran.
 
     They stand in the order in which a rollout is in verl's processes: agent loop worker, reward
     worker, trainer. The workers are traced until they end.

@@ -16,6 +16,7 @@ def test_a_rollout_takes_the_way_on_the_page(stage):
         sources=SOURCES,
         settings={"reward.custom_reward_function.path": None},
     )
-    diagram = PAGE.read_text().split("```")[1]
+    section = PAGE.read_text().split("## From a text to an update")[1]
+    diagram = section.split("```")[1]
     named = re.findall(r"^  ([\w/]+\.py) ", diagram, re.M)
     assert modules_of_a_step(stage, trainer, SOURCES[:1]) == named

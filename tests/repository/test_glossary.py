@@ -1,4 +1,4 @@
-"""One word a thing: docs/glossary.md, and the tables and messages that follow it."""
+"""One word a thing: the words of docs/faq.md, and the tables and messages that follow it."""
 
 import re
 
@@ -19,7 +19,7 @@ OTHER_WORDS = {
 
 
 def words():
-    table = PAGES["docs/glossary.md"].split("|---|---|\n")[1].split("\n\n")[0]
+    table = PAGES["docs/faq.md"].split("\n## Words\n")[1].split("|---|---|\n")[1]
     return [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()]
 
 
@@ -35,7 +35,7 @@ def test_a_word_stands_in_one_line():
     assert len({*words()}) == len(words()) > 20
     assert {*OTHER_WORDS.values()} <= {*words()}
     # these are on the page as the words that others use
-    assert "rollout" not in words() and "rollout" in PAGES["docs/glossary.md"]
+    assert "rollout" not in words() and "rollout" in PAGES["docs/faq.md"].split("\n## Words\n")[1]
 
 
 def test_what_is_printed_has_no_other_word_for_a_thing():

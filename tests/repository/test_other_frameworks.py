@@ -1,4 +1,4 @@
-"""The numbers in docs/other_frameworks.md."""
+"""The numbers in docs/without_verl.md."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from verl_gdpo.algorithm.settings import DIALECTS
 
 
 def test_the_numbers_of_the_other_frameworks():
-    rows = rows_after("docs/other_frameworks.md", "| | group a | group b | group c |")
+    rows = rows_after("docs/without_verl.md", "| | group a | group b | group c |")
     here, leave_one_out = ([float(x) for x in " ".join(row[1:]).split()] for row in rows)
     mask = torch.ones(12, 1)
     for options in (DIALECTS["paper"], DIALECTS["trl"], DIALECTS["nemo_rl"], {"eps": 1e-8}):

@@ -1,4 +1,4 @@
-"""examples/own_loop.py, and the lines of docs/other_frameworks.md on a loop of one's own."""
+"""examples/own_loop.py, and the lines of docs/without_verl.md on a loop of one's own."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from verl_gdpo import compute_gdpo_advantage
 def test_the_lines_of_the_page():
     (block,) = re.findall(
         r"<!-- executed by tests/repository/test_own_loop.py -->\n```python\n(.*?)```",
-        PAGES["docs/other_frameworks.md"],
+        PAGES["docs/without_verl.md"],
         re.S,
     )
     printed = io.StringIO()

@@ -109,8 +109,8 @@ def test_a_recipe_of_another_task_trains_on_that_task(tmp_path):
         assert {key: found[key] for key in own} == own
 
 
-def test_the_table_of_arms():
-    text = (RECIPES / "README.md").read_text().split("## Arms")[1].split("## ")[0]
+def test_the_table_of_estimators():
+    text = (RECIPES / "README.md").read_text().split("## Estimators")[1].split("## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == {*names("estimator")}
 
 

@@ -1,4 +1,4 @@
-"""The recipe in the form of verl-recipe composes, and so does the first hour on a GPU."""
+"""The recipe in the form of verl-recipe composes, and so does the whole way of a user on a GPU."""
 
 import re
 
@@ -28,8 +28,8 @@ def test_the_recipe_composes(monkeypatch):
         assert scores == dict(zip(read_settings(config.algorithm).rewards, values, strict=True))
 
 
-def test_the_first_hour_composes_on_a_gpu():
-    parts = re.findall(r"^mine\+?=\((.*)\)$", PAGES["docs/first_hour.md"], re.M)
+def test_the_whole_way_of_a_users_own_composes_on_a_gpu():
+    parts = re.findall(r"^mine\+?=\((.*)\)$", PAGES["docs/without_a_gpu.md"], re.M)
     words = " ".join(parts).replace("hardware=cpu", "hardware=1gpu").split()
     config = composed(*words[words.index("train") + 1 :])
     assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == "vllm"

@@ -1,4 +1,4 @@
-"""The training of docs/agents.md: verl's tool agent loop on its default trainer, without a GPU."""
+"""The training with tools of docs/thinking_models.md, on verl's default trainer without a GPU."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from repository import REPO
 from rollout_check import BATCH, SAMPLES, SIZES
 from start_verl import run_verl
 
-PAGE = (REPO / "docs" / "agents.md").read_text()
+PAGE = (REPO / "docs" / "thinking_models.md").read_text()
 TOOLS, REWARDS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 [SETTINGS] = re.findall(
     r"<!-- read by tests/slow/agents.py -->\n```bash\n(.*?)```", PAGE, re.DOTALL

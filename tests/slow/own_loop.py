@@ -1,4 +1,4 @@
-"""The whole of examples/own_loop.py, whose result is in docs/other_frameworks.md."""
+"""The whole of examples/own_loop.py, whose result is in docs/without_verl.md."""
 
 from examples import own_loop
 

@@ -108,7 +108,7 @@ def test_trl_logs_each_reward_by_its_name(trained, policy):
 
 def test_the_documents_example(rows, policy, tmp_path, monkeypatch):
     """With its paths, and without a GPU."""
-    page = (REPO / "docs" / "other_frameworks.md").read_text()
+    page = (REPO / "docs" / "without_verl.md").read_text()
     (block,) = re.findall(
         r"executed by tests/slow/trl_example.py -->\n```python\n(.*?)```", page, re.S
     )

@@ -128,7 +128,7 @@ def test_weights_that_repeat_the_spreads_where_none_keep_the_shares():
     case = evidence(np.concatenate([against, along, along]) * [1, 0.1], np.arange(12) // 4)
     assert naive_shares(grpo, case, [1, 1])[1] < 0
     weights, is_kept = case.keeping_weights()
-    assert not is_kept and "repeat the spreads" in describe(case).sentences[1]
+    assert not is_kept and "These are the spreads" in describe(case).sentences[1]
     # squares within groups: format 1 + 100 + 100, length (25 + 1 + 1) / 100
     assert weights.tolist() == pytest.approx([1, (0.27 / 201) ** 0.5])
 
@@ -147,22 +147,23 @@ def test_orders_beside_a_naive_loop(name):
             counts[0] += new * old < 0
             counts[1] += bool(new) and not old
             counts[2] += bool(old) and not new
-    assert case.changed_orders.tolist() == pytest.approx([n / pairs for n in counts])
+    assert case.changed_preferences.tolist() == pytest.approx([n / pairs for n in counts])
 
 
 def test_orders_by_hand():
     """z of the format: (1, 1, -1, -1) c; of the length the same numbers otherwise.
 
-    GRPO sees 2, 3, 1, 0. GDPO sees 0 for the first and the third, and so ties this pair of six.
+    GRPO sees 2, 3, 1, 0. GDPO sees 0 for the first and the third, and so prefers none of this
+    pair of six.
     """
     rows = [[2, 0], [2, 1], [0, 1], [0, 0]]
-    assert evidence(rows, [0] * 4).changed_orders.tolist() == [0, 0, 1 / 6]
-    # with the weights 1 and 2, GRPO ties the first and the third, of which GDPO prefers the third
+    assert evidence(rows, [0] * 4).changed_preferences.tolist() == [0, 0, 1 / 6]
+    # with the weights 1 and 2, GRPO prefers neither the first nor the third, and GDPO the third
     case = evidence(rows, [0] * 4, weights=[1.0, 2.0])
-    assert case.changed_orders.tolist() == [0, 1 / 6, 0]
+    assert case.changed_preferences.tolist() == [0, 1 / 6, 0]
     # GRPO sees 3, 5, 2, 0, and so the first one above the third
     case = evidence([[3, 0], [3, 1], [0, 1], [0, 0]], [0] * 4, weights=[1.0, 2.0])
-    assert case.changed_orders.tolist() == [1 / 6, 0, 0]
+    assert case.changed_preferences.tolist() == [1 / 6, 0, 0]
 
 
 # --- the interval ---------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ def test_rewards_that_never_vary_or_cancel():
 def test_the_example_of_the_page_is_what_is_shown(monkeypatch):
     monkeypatch.setattr("verl_gdpo.terminal.WIDTH", 100)
     shown = f"```\n{describe(CASES['a bonus that spoils the answer'])}\n```"
-    assert shown in (REPO / "docs" / "advice.md").read_text()
+    assert shown in (REPO / "docs" / "decide.md").read_text()
 
 
 def test_replay_and_report_show_it(tmp_path, capsys):
@@ -253,4 +254,4 @@ def test_replay_and_report_show_it(tmp_path, capsys):
     for sentence in page.advice["grpo"].sentences:
         assert text.count(f"<p>{escape(sentence)}</p>") == 2
     shutil.rmtree(runs[1] / "rollouts")
-    assert "no rollout dump" in build_page(runs).advice["grpo"]
+    assert "no dump" in build_page(runs).advice["grpo"]

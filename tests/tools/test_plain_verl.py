@@ -258,9 +258,9 @@ def test_what_a_configuration_lacks(plain):
     """Its folder of dumps may be away."""
     (plain / "away.yaml").write_text("algorithm: {}\ntrainer: {rollout_data_dir: /away}\n")
     [arm] = read_arms([plain_verl_archive.METRICS], [plain / "away.yaml"])
-    with pytest.raises(ValueError, match="no rollout dump: train with trainer"):
+    with pytest.raises(ValueError, match="no dump: train with trainer"):
         arm.runs[0].dumps()
-    with pytest.raises(ValueError, match="plain: no rollout dump"):
+    with pytest.raises(ValueError, match="plain: no dump"):
         read_arms([plain_verl_archive.METRICS], (), [plain / "plain"])
 
 

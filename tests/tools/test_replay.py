@@ -110,8 +110,8 @@ def test_ties_signs_and_silent_groups(tmp_path):
         row["advantage"] = a
     [step] = replayed(write(tmp_path, {1: rows}), only_x, GRPO, minus_x).steps
     logged, grpo, minus = step.columns.values()
-    # different rewards: the pairs a and b; GRPO ties a
-    assert (logged.ties, grpo.ties, minus.ties) == (0, 0.5, 0)
+    # different rewards: the pairs a and b; GRPO gives a one advantage
+    assert (logged.tied_pairs, grpo.tied_pairs, minus.tied_pairs) == (0, 0.5, 0)
     assert (logged.silent_groups, grpo.silent_groups) == pytest.approx((1 / 3, 2 / 3))
     assert logged.correlation(minus) == pytest.approx(-1)
 
@@ -120,8 +120,8 @@ def test_rewards_of_weight_0_do_not_make_a_tie(tmp_path):
     rows = [rollout("p_0_0", x=1, y=0), rollout("p_1_0", x=1, y=1)]
     without_y = {**GDPO, "gdpo": {"rewards": {"x": 1.0, "y": 0.0}}}
     [step] = replayed(write(tmp_path, {1: rows}), GDPO, without_y).steps
-    # logged 0, 0 ties them; without y there are no two different rewards
-    assert [column.ties for column in step.columns.values()] == [1, None]
+    # logged 0, 0 is one advantage; without y there are no two different rewards
+    assert [column.tied_pairs for column in step.columns.values()] == [1, None]
 
 
 @pytest.mark.parametrize("name", sorted(ARMS))

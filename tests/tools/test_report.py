@@ -408,8 +408,8 @@ def test_arms_of_one_name_are_told_apart(tmp_path):
 def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):
     write_metrics(tmp_path / "run", [{"step": 1, "data": {"gdpo/a/mean": 0.5}}])
     page = build_page([tmp_path / "run"])
-    assert "no rollout dump" in page.examples["run"]
+    assert "no dump" in page.examples["run"]
     why = page.advice["run"]
     text = write(page, tmp_path / "out").read_text()
-    assert "no rollout dump" in why and text.count(why) == 2
+    assert "no dump" in why and text.count(why) == 2
     assert data_of(text) == {"a": {"run": {1: 0.5}}}

@@ -64,20 +64,19 @@ GDPO_HARMS = (
     *(("bonus", "answer"), ("length", "correct"), ("noise_3", "answer")),
     *(("failures_10", "answer"), ("exclude", "answer")),
 )
-PAGE = "docs/when_gdpo_helps.md"
 
 
 def test_where_only_gdpo_helps_in_the_simulation():
-    rows = cells_after(PAGE, "| rewards | share of | GRPO |", "## Where only GDPO helps")
+    rows = cells_after(RESULTS, "| rewards | share of | GRPO |", "### Where only GDPO helps")
     for row, (setting, reward) in zip(rows, ONLY_GDPO_HELPS, strict=True):
-        arms = ("grpo", "grpo_divided", "gdpo")
+        arms = ("grpo", "grpo_by_range", "gdpo")
         means = [bandit.mean(setting, reward, arm) for arm in arms]
         gains = [bandit.difference(setting, reward, arm).text(2) for arm in arms[:2]]
         assert row[2:] == [*means, *gains], (setting, reward)
 
 
 def test_where_gdpo_harms_in_the_simulation():
-    rows = cells_after(PAGE, "| rewards | GRPO | GDPO |", "## Where GDPO harms")
+    rows = cells_after(RESULTS, "| rewards | GRPO | GDPO |", "### Where GDPO harms")
     for row, (setting, reward) in zip(rows, GDPO_HARMS, strict=True):
         grpo, gdpo, kept = (
             bandit.mean(setting, reward, arm) for arm in ("grpo", "gdpo", "gdpo_kept")
@@ -87,7 +86,7 @@ def test_where_gdpo_harms_in_the_simulation():
 
 
 def test_where_gdpo_harms_in_verls_trainer():
-    rows = cells_after(PAGE, "| setting | GRPO | GDPO |", "## Where GDPO harms")
+    rows = cells_after(RESULTS, "| setting | GRPO | GDPO |", "### Where GDPO harms")
     for row, (setting, gain) in zip(rows, demonstration.harms().items(), strict=True):
         grpo, gdpo, kept = (
             f"{demonstration.mean(setting, arm, 'answer'):.2f}"
@@ -113,7 +112,7 @@ def test_each_seed_of_the_demonstration(setting, header, rewards):
         shown[int(seed)] = numbers
     for seed, numbers in shown.items():
         for reward, form in rewards.items():
-            for arm in ("grpo", "gdpo", "grpo_divided"):
+            for arm in ("grpo", "gdpo", "grpo_by_range"):
                 end = demonstration.ends(setting, arm, reward)[seed]
                 assert numbers.pop(0) == format(end, form), (seed, reward, arm)
         assert numbers == []
@@ -133,9 +132,9 @@ def test_the_table_of_the_page_for_users():
     expected = []
     for setting, reward, digits in SPEAKS_FOR:
         gain = demonstration.difference(setting, reward)
-        over_divided = demonstration.difference(setting, reward, over="grpo_divided")
+        over_by_range = demonstration.difference(setting, reward, over="grpo_by_range")
         runs = len(gain.values)
-        expected.append([str(runs), gain.text(digits), over_divided.text(digits)])
+        expected.append([str(runs), gain.text(digits), over_by_range.text(digits)])
     gains = compare.bonferroni()
     for setting in ("20_to_1", "by_prompt"):
         over = [gains[setting, rival].text(2) for rival in compare.RIVALS]
@@ -176,11 +175,11 @@ def test_the_pictures_of_the_simulation_show_the_data():
 
 
 @pytest.mark.slow
-def test_the_coverage_in_the_page_of_the_advice_is_measured():
+def test_the_coverage_of_the_intervals_is_measured():
     rows = [row for row in advice.rows() if row[0].startswith("held out")]
     assert len(rows) == len(advice.SIZES)
     lines = [f"| {what} | {numbers} |" for what, numbers in rows]
-    assert "\n".join(lines) in PAGES["docs/advice.md"]
+    assert "\n".join(lines) in PAGES[RESULTS]
 
 
 # --- the arithmetic -------------------------------------------------------------------------------

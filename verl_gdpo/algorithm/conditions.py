@@ -1,4 +1,4 @@
-"""Finds rewards for which failing their condition pays: it gives more than meeting it may give.
+"""Finds rewards for which it is better to fail their condition than to meet it.
 
 A sample that does not meet the condition of a reward gets the value of `otherwise`, by default 0.
 To a penalty from -3.5 to 0 this is the best value, so that a wrong answer would be better than a
@@ -22,7 +22,7 @@ from verl_gdpo.algorithm.zero import Floats, is_gain
 
 @dataclass(frozen=True)
 class PaidFailure:
-    """A reward for which failing its condition pays.
+    """A reward for which it is better to fail its condition than to meet it.
 
     is_default: whether the user has written no `otherwise`, so that nobody has chosen the value.
     message: says what is better than what, and the lines to choose from.
@@ -156,7 +156,7 @@ def _paid(name: str, term: RewardTerm, reachable: _Reachable, value: str) -> Pai
     message = (
         f"{REWARDS}.{name}: a sample without {term.when.reward!r} of at least "
         f"{term.when.at_least:g} gets {failing:g} ({_written(term)}){weight}, which is better than "
-        f"{value}, so that failing the condition pays. "
+        f"{value}, so that it is better to fail the condition than to meet it. "
         f"Choose: {'; or '.join(_choices(name, term, reachable))}."
     )
     if term.otherwise is None:

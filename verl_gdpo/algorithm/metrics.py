@@ -1,7 +1,7 @@
 """The `gdpo/` metrics of a step; docs/metrics.md says how to read each of them.
 
 `batch_metrics` is where a step enters. Below it stands what it computes, in this order: the rewards
-by themselves, what they do to the advantage, which samples an estimator ties, and the mean of the
+by themselves, what they do to the advantage, which samples get one advantage, and the mean of the
 batch step. Each part begins with the metrics and their names, and ends with their mathematics.
 
 Shape suffixes: B samples, K rewards, M terms (see `Terms`), G groups, numbered from 0. Samples are
@@ -472,7 +472,7 @@ def terms_of_rows(terms: Terms, rows: Any) -> Terms:
     return Terms(terms.values_BM[rows], terms.present_BM[rows], weights, terms.starts_K)
 
 
-# --- which samples an estimator ties --------------------------------------------------------------
+# --- which samples get one advantage --------------------------------------------------------------
 
 
 def _of_ties(terms: Terms, group_B: Ints) -> Metrics:
@@ -547,7 +547,7 @@ def tied_pairs(
     weights_K: Floats,
     group_B: Ints,
 ) -> list[float | None]:
-    """Return, for each estimator, the share of the pairs with different rewards that it ties.
+    """Return, for each estimator, the share of the pairs with different rewards that are tied.
 
     Two samples differ if a reward with a weight does, or if one of them lacks it. The share is None
     if there is no such pair. The time grows with the samples and with the largest group.

@@ -249,7 +249,7 @@ class RewardTerm:
     otherwise: Annotated[Literal["zero", "missing"] | float | None, PlainValidator(_otherwise)] = (
         None
     )
-    """without the condition: a number or `zero` is the value, `missing` leaves the sample out"""
+    """what a sample gets that fails the condition: a number, `zero`, or no reward (`missing`)"""
     bounds: Annotated[tuple[Number, Number], AfterValidator(_low_below_high)] | None = None
     """the lowest and the highest value; a value outside stops the run"""
 
@@ -423,9 +423,9 @@ class GdpoSettings(Options):
     """the options of another implementation; see [dialects](variants.md#dialects)"""
 
     max_failed: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """the run ends if a function fails for, or `on_error: drop` takes, a larger share of a step"""
+    """the run ends if functions fail for a larger share of the samples of a step"""
     min_group: Annotated[int, Field(ge=1)] = 2
-    """a group leaves as a whole if `on_error: drop` leaves fewer samples of it"""
+    """a group leaves as a whole if fewer of its samples stay after `on_error: drop`"""
 
     rubric_weights: Literal["divided", "as_written"] = "divided"
     """the weights of [criteria](rewards.md#rubrics): `divided` by their sum, or `as_written`"""

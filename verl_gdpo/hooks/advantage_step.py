@@ -100,7 +100,7 @@ class AdvantageStep:
         refuse_failures(self.rows.notes, self.settings.max_failed, f"of step {self.rows.step}")
 
     def _refuse_paid_failures(self, adv_estimator: str) -> None:
-        """Raise RewardError, or warn once, where failing the condition of a reward pays.
+        """Raise RewardError, or warn once, where failing the condition of a reward is better.
 
         Bounds may not have told it when the run started.
         """
@@ -135,7 +135,7 @@ class AdvantageStep:
         if self.advantages is None:
             raise RuntimeError(
                 "verl-gdpo: this trainer's _compute_advantage did not call verl's "
-                "compute_advantage_for_multi_trajectories. The rollout dump and batch_norm=token "
+                "compute_advantage_for_multi_trajectories. The dump and batch_norm=token "
                 "get from it which tokens are trained. Let _compute_advantage call that function, "
                 "or set trainer.rollout_data_dir=null and another algorithm.gdpo.batch_norm"
             )

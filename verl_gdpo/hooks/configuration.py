@@ -282,7 +282,7 @@ def _rewards_with_bounds(
 
 
 def paid_failures(config: Any, settings: GdpoSettings) -> list[PaidFailure]:
-    """Return the rewards whose bounds tell that failing their condition pays."""
+    """Return the rewards whose bounds tell that failing their condition is better."""
     is_summed = sums_first(config.algorithm.adv_estimator, settings)
     return paid_by_bounds(settings, is_summed=is_summed)
 

@@ -1,4 +1,4 @@
-"""The columns that a rollout dump has of us: rewards, trained tokens and advantage of each row.
+"""The columns that a dump has of us: rewards, trained tokens and advantage of each row.
 
 Relies on verl 0.9: a trainer computes the advantages of a step before it dumps its rollouts.
 """
@@ -102,7 +102,7 @@ class DumpRows:
         unknown = [key for key in keys if key not in self._columns_of]
         if unknown:
             raise RuntimeError(
-                f"rollout dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
+                f"dump: {len(unknown)} of {len(keys)} rows were in no batch with computed "
                 f"advantages, such as {unknown[0]}. verl-gdpo expects verl's "
                 "_compute_advantage to run before _log_rollout_data, on the same rows; a trainer "
                 "of your own that does otherwise works with trainer.rollout_data_dir=null"

@@ -238,7 +238,7 @@ class TrainerRecord:
 
 
 def warn_of_paid_failures(config: Any, settings: GdpoSettings) -> None:
-    """Log, in the trainer's process alone, where failing a condition pays as the user wants it."""
+    """Log, in the trainer's process alone, where failing a condition is meant to be better."""
     for paid in paid_failures(config, settings):
         warn_once(paid)
 

@@ -1,8 +1,9 @@
-"""What GDPO would change for the rewards of a run: shares, orders, and weights that keep shares.
+"""What GDPO would change for the rewards of a run: shares, preferences, and weights.
 
 GRPO and GDPO are those of the paper, with the run's rewards, weights and conditions, and GDPO
 without its step over the batch, which only scales. What is computed is of the run's first steps.
-Nothing here says what to train with. docs/advice.md says how often the intervals hold the truth.
+Nothing here says what to train with. workshop/experiments/RESULTS.md counts how often the intervals
+hold the truth.
 Shape suffixes: B samples, K rewards, G groups.
 """
 
@@ -106,10 +107,10 @@ class Evidence:
         return [self._update(*self._contributions(*arm)) for arm in arms]
 
     @cached_property
-    def changed_orders(self) -> Floats:
-        """Of the pairs of samples of one prompt: three shares that GDPO orders otherwise than GRPO.
+    def changed_preferences(self) -> Floats:
+        """Of the pairs of samples of one prompt: three shares in which GDPO and GRPO differ.
 
-        Those that it orders the other way round; that GRPO ties; and that only GDPO ties.
+        GDPO prefers one sample and GRPO the other; GDPO alone prefers one; GRPO alone does.
         """
         of_rewards = self.rewards.values_BK, self.rewards.present_BK, self.weights_K, self.group_B
         estimators, counts = advantages_without_eps(*of_rewards), np.zeros(4)
@@ -185,13 +186,13 @@ class Description(NamedTuple):
 
 def describe(evidence: Evidence, config: Any = None) -> Description:
     """Return the description of the first steps of a run, which has this configuration."""
-    reversed, untied, tied = (f"{share:.1%}" for share in evidence.changed_orders)
+    reversed, untied, tied = (f"{share:.1%}" for share in evidence.changed_preferences)
     orders = (
         f"Take two answers to the same prompt. In {reversed} of such pairs, GDPO prefers one and "
         f"GRPO the other; in {untied}, GDPO alone prefers one, and in {tied}, GRPO alone."
     )
     weights_K, is_kept = evidence.keeping_weights()
-    keeps = "No weights keep the balance that GRPO gives now. These repeat the spreads:"
+    keeps = "No weights keep the balance that GRPO gives now. These are the spreads of the rewards:"
     if is_kept:
         keeps = "To keep the balance that GRPO gives now, use these weights with GDPO:"
     columns = evidence.ranges.items(), *map(_shares, evidence.updates)

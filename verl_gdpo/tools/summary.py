@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def as_json(source: str) -> int:
-    """Print what a script needs of a run as one JSON object; docs/tools.md has its keys."""
+    """Print what a script needs of a run as one JSON object; docs/metrics.md has its keys."""
     try:
         logged = read_logged(source)
     except ValueError as error:

@@ -3,7 +3,7 @@
 verl's constructor makes two trainers, which alternate on the same rows in the same queue: verl's
 own class with `grpo`, and our extension of it with `gdpo`. The steps only have the parts in which
 the two differ: sampling with `algorithm.filter_groups`, the advantage with its metrics, and the
-rollout dump until its file is closed. There is no model: rollouts, log-probabilities and rewards
+dump until its file is closed. There is no model: rollouts, log-probabilities and rewards
 are made up.
 """
 

@@ -1,7 +1,7 @@
 """Draws the pictures of workshop/experiments/RESULTS.md from the committed data.
 
 python -m workshop.experiments              # map/map.png, trainer/*.png
-python -m workshop.experiments --advice     # prints the numbers of docs/advice.md
+python -m workshop.experiments --advice     # counts how often the advice is right
 """
 
 import argparse

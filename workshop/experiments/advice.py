@@ -1,4 +1,4 @@
-"""How often the intervals of the advice hold the truth: the table of docs/advice.md.
+"""How often the intervals of the advice hold the truth: the table of RESULTS.md.
 
 A population has the rewards of many groups. A dump has few groups of it, drawn at random, and the
 truth is the share in all of them. Nothing about the interval was chosen on the held-out structures.

@@ -125,8 +125,9 @@ def test_the_message_says_all_of_it():
     line = "'++algorithm.gdpo.rewards={{cost: {{otherwise: {}}}}}'"
     assert found.message == (
         "algorithm.gdpo.rewards.cost: a sample without 'right' of at least 1 gets 0 (the default), "
-        "which is better than -3.5, which is within its bounds [-3.5, 0], so that failing the "
-        "condition pays. Choose: to compare only samples that meet the condition, "
+        "which is better than -3.5, which is within its bounds [-3.5, 0], so that it is "
+        "better to fail the condition than to meet it. Choose: to compare only samples that meet "
+        "the condition, "
         f"{line.format('missing')}; or to give the others the lowest value, {line.format(-3.5)}. "
         f"To keep 0, write it: {line.format('zero')}"
     )

@@ -20,7 +20,7 @@ KEY = f"{RUBRIC_KEY}q"
 
 
 def test_ties_and_signals_are_those_of_criteria():
-    """GRPO ties samples whose criteria have one sum; opposite criteria leave only what eps does."""
+    """Samples of one sum are one to GRPO; opposite criteria leave only what eps does."""
     pairs = [
         {"a": 1.0, "b": 0.0, "c": 0.0},
         {"a": 0.0, "b": 1.0, "c": 0.0},
@@ -36,7 +36,7 @@ def test_ties_and_signals_are_those_of_criteria():
     rows, settings = BatchRows.from_keys(keys, infos, ["d"] * 6, [False] * 6), GdpoSettings()
     rewards = RewardMatrix.of(rows, settings)
     metrics = batch_metrics(rewards, rows.counted_B, groups, np.ones(6, int), settings, {})
-    # of 7 pairs, GRPO ties a with b; GDPO ties those of a, b and c, and that of v
+    # of 7 pairs, GRPO gives a and b one advantage; GDPO those of a, b and c, and that of v
     assert metrics["gdpo/tied_pairs_grpo"] == pytest.approx(1 / 7)
     assert metrics["gdpo/tied_pairs_gdpo"] == pytest.approx(4 / 7)
     assert metrics["gdpo/no_signal"] == 0.5

@@ -260,7 +260,7 @@ def test_a_run_that_cannot_work_is_refused(changes, message):
                 "algorithm.gdpo.rewards names 'a__z', which reward.reward_functions.a does not",
             ],
         ),
-        # all conditions that failing pays for
+        # all conditions that are better failed
         (
             {
                 "algorithm.gdpo.rewards": {

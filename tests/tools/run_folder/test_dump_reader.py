@@ -1,4 +1,4 @@
-"""Reading rollout dumps, and making the estimator's rows from them."""
+"""Reading dumps, and making the estimator's rows from them."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_the_estimators_rows(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "no rollout dump"),
+        (None, "no dump"),
         (line("p_0_0") + "{\n", r"1.jsonl, line 2: Expecting"),
         ('{"uid": "p_0_0", "score": 1.0}\n', r"1.jsonl, line 1: no \['group'.*verl-gdpo"),
         ("1\n", r"1.jsonl, line 1: no \['uid'.*verl-gdpo"),

@@ -151,7 +151,7 @@ def test_a_plain_run_that_breaks(name, value, enough, what):
     assert findings(plain_run(31, until=34, **{name: value})) == []  # a spike
     if enough == HOLD:
         over = only(plain_run(31, until=39, **{name: value}))
-        assert over.steps == "steps 31 to 38, and not since"
+        assert over.steps == "steps 31 to 38, over since then"
 
 
 def later(before, after):

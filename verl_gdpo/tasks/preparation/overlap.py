@@ -6,8 +6,8 @@ Numbers stay apart, and so do `+ * / ^ = < >` and a minus before a number.
 They are *nearly equal* if at least `ALIKE` of the triples of words that either has, and at least
 `SHARED`, are in both. The words are those of all messages but the system's. A triple that more than
 `COMMON` of the prompts have, such as one of an instruction that stands in all of them, does not
-count. A prompt with fewer than `LEAST` triples says too little for that. docs/check.md has the
-rates of errors.
+count. A prompt with fewer than `LEAST` triples says too little for that. The rates of errors
+are in workshop/overlap.md.
 
 Time grows with the number of rows, and memory with that of the validation rows.
 """

@@ -566,7 +566,7 @@ class ScoreTables:
         ]
 
     def paid_failures(self, config: Any, settings: GdpoSettings) -> tuple[list[str], list[str]]:
-        """Return problems and remarks of conditions that failing pays for, by these values."""
+        """Return problems and remarks of conditions that are better failed, by these values."""
         problems: list[str] = []
         remarks: list[str] = []
         known = {paid.reward for paid in paid_failures(config, settings)}

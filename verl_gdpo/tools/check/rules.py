@@ -226,7 +226,7 @@ def hardly_meant(config: Any) -> list[str]:
 
 
 def paid_failures(config: Any, settings: GdpoSettings) -> list[str]:
-    """Remarks about values of `otherwise`, written by the user, with which failing pays."""
+    """Remarks about values of `otherwise`, written by the user, with which failing is better."""
     return [paid.message for paid in configuration.paid_failures(config, settings)]
 
 

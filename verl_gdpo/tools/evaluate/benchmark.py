@@ -112,7 +112,7 @@ class Benchmark:
     max_tokens: the limit of output tokens, unless --max-tokens or the run says another.
     add_options: `add_options(group)` adds the benchmark's own command options with
         `group.add_argument`; their names begin with the benchmark's, so that none is taken twice.
-    data_source: stands in the rollout dump.
+    data_source: stands in the dump.
     scorer: `scorer(options)` returns the options of what scores the answers, which two results
         have to share. It raises ValueError for a `call_format` that it does not read.
     kept_tokens: tags that stay in an answer if they are special tokens; see `Task.kept_tokens`.

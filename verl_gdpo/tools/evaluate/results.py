@@ -1,4 +1,4 @@
-"""What an evaluation leaves: the result, a table, and the answers as a rollout dump.
+"""What an evaluation leaves: the result, a table, and the answers as a dump.
 
 OUT/result.json          the numbers with intervals, the settings, the scores of each question
 OUT/rollouts/STEP.jsonl  the answers, which `verl-gdpo replay` reads

@@ -1,4 +1,4 @@
-"""Recomputes the advantages in a run's rollout dump, under its own and under other settings.
+"""Recomputes the advantages in a run's dump, under its own and under other settings.
 
 verl-gdpo replay DIR [--arm NAME ...] [key=value ...]
 """
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="verl-gdpo replay",
-        description="Recompute the advantages of a rollout dump and show where they differ.",
+        description="Recompute the advantages of a dump and show where they differ.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -233,7 +233,7 @@ def _step_row(steps: Sequence[StepReport], name: str) -> list[str]:
         _mean([a.correlation(b) for a, b in pairs], sizes, "{:.3f}".format),
         _mean([float(a.distance_B(b).mean()) for a, b in pairs], sizes, "{:.3f}".format),
         both("silent_groups", "{:.1%}".format),
-        both("ties", "{:.1%}".format),
+        both("tied_pairs", "{:.1%}".format),
         both("std", "{:.2f}".format),
     ]
 

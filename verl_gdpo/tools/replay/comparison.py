@@ -1,4 +1,4 @@
-"""Compares estimators over the steps of a rollout dump; keeps the most different groups.
+"""Compares estimators over the steps of a dump; keeps the most different groups.
 
 The alternatives are compared with the advantages that the run logged. verl's own dump has none;
 there they are compared with what verl's grpo makes of the dump's score. Estimators have different
@@ -36,7 +36,7 @@ class StepAdvantages:
     std: float  # over the rollouts, ddof 0
     trained_B: Bools  # False in the groups in which all advantages are 0
     silent_groups: float  # the share of those groups
-    ties: float | None  # share of pairs in a group with different rewards, but equal advantages
+    tied_pairs: float | None  # share of pairs with different rewards that get one advantage
 
     @classmethod
     def of(
@@ -54,14 +54,14 @@ class StepAdvantages:
         active_G: Bools = np.bincount(group_B, is_apart(scaled_B)) > 0
         terms = terms_of_rows(rewards.terms, rows_B)
         rounded_B = np.round(scaled_B / SAME_STD)
-        (ties,) = tied_pairs([rounded_B], terms.values_BM, terms.present_BM, terms.weights, group_B)
+        (tied,) = tied_pairs([rounded_B], terms.values_BM, terms.present_BM, terms.weights, group_B)
         return cls(
             A_B=A_B,
             scaled_B=scaled_B,
             std=std,
             trained_B=active_G[group_B],
             silent_groups=float(1 - active_G.mean()),
-            ties=ties,
+            tied_pairs=tied,
         )
 
     def correlation(self, other: "StepAdvantages") -> float | None:

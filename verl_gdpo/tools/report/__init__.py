@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, help="default: report/ in the folder of a single run, or here")
     for option, metavar, what in (
         ("--config", "FILE", "configuration, if it is not in its folder"),
-        ("--rollouts", "FOLDER", "rollout dumps (trainer.rollout_data_dir)"),
+        ("--rollouts", "FOLDER", "dumps (trainer.rollout_data_dir)"),
     ):
         message = f"the run's {what}; give it once for each RUN, in their order"
         add(option, action="append", default=[], type=Path, metavar=metavar, help=message)

@@ -28,8 +28,8 @@ def looks_of(estimator_of: Mapping[str, str]) -> dict[str, int]:
     Args:
         estimator_of: {arm: its estimator}, in the order of the arms.
 
-    >>> looks_of({"grpo_divided": "grpo", "grpo": "grpo", "gdpo": "gdpo"})
-    {'grpo_divided': 2, 'grpo': 1, 'gdpo': 0}
+    >>> looks_of({"grpo_by_range": "grpo", "grpo": "grpo", "gdpo": "gdpo"})
+    {'grpo_by_range': 2, 'grpo': 1, 'gdpo': 0}
     """
     owner_of: dict[str, str] = {}
     for arm, estimator in estimator_of.items():

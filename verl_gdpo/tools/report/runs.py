@@ -106,14 +106,14 @@ class Run:
         return {str(key): str(value) for key, value in flat.items() if not is_of_one_run(str(key))}
 
     def dumps(self) -> list[Path]:
-        """Return its rollout dumps, by step.
+        """Return its dumps, by step.
 
         Raises:
             ValueError: there are none.
         """
         if self.rollouts is None:
             where = "trainer.rollout_data_dir=FOLDER, and name it with --rollouts"
-            raise ValueError(f"no rollout dump: train with {where}")
+            raise ValueError(f"no dump: train with {where}")
         return dump_files(self.rollouts)[0]
 
     def setting(self, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Reads rollout dumps (`trainer.rollout_data_dir`): one file per step, one JSON line per rollout.
+"""Reads dumps (`trainer.rollout_data_dir`): one file per step, one JSON line per rollout.
 
     {"input": ..., "output": ..., "gts": ..., "score": 1.0, "step": 7, "uid": "<group>_0_0",
      "group": "<group>", "session": 0, "data_source": "rlla", "response_tokens": 41,
@@ -189,7 +189,7 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
     files = sorted((path for path in files if path.stem.isdecimal()), key=lambda p: int(p.stem))
     if not files:
         raise ValueError(
-            f"{folder}: no rollout dump (STEP.jsonl) here or in rollouts/; "
+            f"{folder}: no dump (STEP.jsonl) here or in rollouts/; "
             "a run writes one with trainer.rollout_data_dir=FOLDER"
         )
     whole = [path for path in files if _has_end(path)]

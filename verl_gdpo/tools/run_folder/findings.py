@@ -2,8 +2,8 @@
 
 The rules look at one step after the other, and keep a bounded memory, so that a step costs the same
 at the end of a long run as at its start. What they look for has to hold for some steps in a row
-before it is told, and counts as one streak until it has failed for as many. docs/tools.md lists
-the rules, and docs/metrics.md says how often they are right (`python -m workshop.findings`).
+before it is told, and counts as one streak until it has failed for as many. docs/metrics.md lists
+the rules, and `python -m workshop.findings` counts how often they are right.
 """
 
 import math
@@ -44,7 +44,11 @@ class Finding:
 
     @property
     def steps(self) -> str:
-        return f"steps {self.first} to {self.last}" + (", and not since" if self.is_over else "")
+        if self.first == self.last:
+            steps = f"step {self.first}"
+        else:
+            steps = f"steps {self.first} to {self.last}"
+        return f"{steps}, over since then" if self.is_over else steps
 
     def __str__(self) -> str:
         return f"{self.what} ({self.steps}). {self.advice}."

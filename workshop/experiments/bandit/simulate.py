@@ -164,7 +164,7 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each arm of a setting, seed and reward that is shown."""
     setting = SETTINGS[name]
     equal, divided = [1.0] * len(setting.sizes), [1 / abs(size) for size in setting.sizes.values()]
-    arms = {"grpo": (equal, GRPO), "grpo_divided": (divided, GRPO), "gdpo": (equal, {})}
+    arms = {"grpo": (equal, GRPO), "grpo_by_range": (divided, GRPO), "gdpo": (equal, {})}
     for arm, (weights, options) in (arms | {"gdpo_kept": (kept(setting), {})}).items():
         row = {"setting": name, "arm": arm, "weights": weights}
         for seed, shares in enumerate(train(setting, weights, options).tolist()):

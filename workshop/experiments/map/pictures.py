@@ -49,7 +49,7 @@ def answer() -> Figure:
         *panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2, frameon=False
     )
     figure.supxlabel(
-        "how much more of the rewards GDPO earns (1 is all of them), mean over training\n"
+        "how much more of the rewards GDPO gets (1 is all of them), mean over training\n"
         "right of 0: GDPO is better; grey: too small to matter; rescaled: rewards divided by "
         "their ranges",
         size=10,

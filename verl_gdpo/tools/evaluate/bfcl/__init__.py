@@ -1,7 +1,7 @@
 """BFCL-v3, the Berkeley Function Calling Leaderboard, in ToolRL's form.
 
 `--bench bfcl_v3`. The numbers can be compared with the paper's, but do not reproduce them: the code
-that made those was not published. docs/evaluate_bfcl.md says what is known and what is ours.
+that made those was not published. docs/evaluate.md says what is known and what is ours.
 """
 
 import json
