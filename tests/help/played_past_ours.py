@@ -14,6 +14,13 @@ REPO = HELP.parents[1]
 # {prompt: how many tokens the policy writes in each session}; see `past_ours.py`
 PROMPTS = {"p": [3, 1, 2, 2], "q": [1, 4, 1, 2]}
 EMPTY = {**PROMPTS, "r": [0, 0, 0, 0]}
+KINDS = ("v1", "legacy", "main", "fully_async")
+WITHOUT_GDPO = [
+    "algorithm.adv_estimator=grpo",
+    "reward.reward_manager.name=naive",
+    "reward.custom_reward_function.name=compute_sum",
+]
+FAILED = "RuntimeError: cannot be scored"  # of the first sample of a rollouter
 
 
 def played(cases, folder, env=None):

@@ -4,6 +4,7 @@
 leave out needs Ray or a model: dataloaders, worker groups, log-probabilities and updates.
 """
 
+import asyncio
 from types import SimpleNamespace
 
 import datasets
@@ -78,3 +79,56 @@ class OfLegacy:
         self.validated = self._validate()
         self.metrics = metric_utils.compute_data_metrics(batch=data, use_critic=False)
         self._shutdown_dump_executor()
+
+
+class OfFullyAsyncTrainer:
+    """Methods for the trainer of `fully_async_policy`. It validates in its rollouter."""
+
+    def __init__(self, config, tokenizer, role_worker_mapping, resource_pool_manager):
+        self.config, self.tokenizer, self.validated = config, tokenizer, None
+        self.use_rm = self.use_critic = False
+        self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        self._init_dump_executor()
+
+    async def fit(self):
+        self.global_steps, self.metrics, self.timing_raw = 7, {}, {"step": 1.0}
+        data = self.script.batch()
+        # The script has an event loop of its own.
+        data = data.union(await asyncio.to_thread(self.script.generate, data))
+        data.meta_info["global_token_num"] = data.batch["attention_mask"].sum(dim=-1).tolist()
+        data = self._fit_compute_advantage(self._fit_compute_reward(data))
+        self.script.update(self, data)
+        self._fit_dump_data(data)
+        self._fit_collect_metrics(data)
+        self._shutdown_dump_executor()
+
+
+class OfFullyAsyncRollouter:
+    """Methods for the rollouter of `fully_async_policy`, whose first sample fails."""
+
+    def __init__(self, config, tokenizer):
+        self.config, self.tokenizer = config, tokenizer
+        self._create_dataloader(None, None, None, None)
+        self.async_rollout_manager = self.message_queue_client = self
+        self.max_concurrent_samples, self.staleness_samples, self.active_tasks = 1, 0, set()
+        self.pending_queue = asyncio.Queue()
+        self._init_async_objects()
+
+    async def put_sample(self, sample):
+        return True
+
+    async def _feed_samples(self):
+        await self.pending_queue.put(SimpleNamespace(sample_id="sample_0_1"))
+        await self.pending_queue.put(None)
+
+    async def _process_single_sample_streaming(self, rollout_sample):
+        raise RuntimeError("cannot be scored")
+
+    async def _async_monitor_loop(self):
+        """Nothing is monitored."""
+
+    async def _should_pause_generation(self):
+        return False
+
+    def _record_active_count(self):
+        """Nothing is recorded."""

@@ -148,6 +148,7 @@ def _place(module: Any, path: str) -> tuple[Any, str]:
 # --- putting ours in the place of verl's ----------------------------------------------------------
 
 table: list[Extension] = []  # what `extend_when_imported` was called with
+extended: set[str] = set()  # the classes of which this process has extended an instance
 
 
 def extend_when_imported(extensions: Iterable[Extension], on_missing: Function = refuse) -> None:
@@ -188,6 +189,7 @@ def extend_module(
 def extend_instance(instance: Any, kind: str, record: Any) -> None:
     """Give a record to an instance, and extend the methods of the class `kind` that it has."""
     attach(instance, record)
+    extended.add(kind)
     for extension in rows_of_kind(kind):
         owner = owner_of_method(type(instance), extension.name)
         if owner is not None:

@@ -71,6 +71,7 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
         extend_instance(trainer, "RayPPOTrainer", record)
         net.warn_of_idle_rows()
         net.warn_of_idle_methods(trainer, "RayPPOTrainer")
+        net.warn_of_idle_actor(trainer)
     return record
 
 
@@ -393,10 +394,12 @@ async def fit_trainer(call: Call) -> Any:
 
 async def generate_and_note(call: Call) -> Any:
     """Note what ended the generation."""
+    record = record_of(call.instance)
+    if record is not None and not record.is_fitting:
+        net.warn_of("FullyAsyncRollouter.fit")
     try:
         return await call.hand_on()
     except Exception as error:
-        record = record_of(call.instance)
         # verl drops the error, so that `fit_rollouter` has to raise it again.
         if record is not None:
             record.ended_by = error
@@ -407,6 +410,7 @@ async def fit_rollouter(call: Call) -> Any:
     """Raise what ended the generation; ask the reward workers, which the trainer has not."""
     record = record_of(call.instance)
     if record is not None:
+        record.is_fitting = True
         await asyncio.to_thread(record.ask_reward_workers, call.instance)
     result = await call.hand_on()
     if record is not None and record.ended_by is not None:

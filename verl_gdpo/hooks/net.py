@@ -85,6 +85,9 @@ def running_trainer() -> Any:
 
 def refuse_v1_without_step() -> None:
     """Raise RuntimeError if a V1 trainer with gdpo computes advantages without a step of ours."""
+    # Without gdpo, this is called at each step, and to read a frame's variables also keeps them.
+    if "PPOTrainer" not in extend.extended:
+        return
     if extend.record_of(running_trainer()) is not None:
         end_run("PPOTrainer._compute_advantage")
 
@@ -201,9 +204,40 @@ def warn_of_idle_methods(instance: Any, kind: str) -> None:
         if extension.table != "core":
             continue
         owner = extend.owner_of_method(type(instance), extension.name)
-        is_ours = owner is not None and extend.has_ours(vars(owner)[extension.name], extension)
+        is_ours = owner is not None and _is_extended(vars(owner)[extension.name], extension.name)
         if not is_ours or _is_idle(type(instance), extension.name, uses):
             warn_of(extension.path)
+
+
+def _is_extended(method: Any, name: str) -> bool:
+    """Return whether ours stands for a method: of any row, as `FullyAsyncTrainer.fit` has its own.
+
+    Then the row of the class that it is derived from finds it done; see `extend_instance`.
+    """
+    for extension in extend.table:
+        is_for_name = extension.table == "core" and extension.name == name
+        if is_for_name and extend.has_ours(method, extension):
+            return True
+    return False
+
+
+def warn_of_idle_actor(instance: Any) -> None:
+    """Do the same for the class that Ray has sent to an actor: its module there has another one."""
+    kinds = type(instance).__mro__
+    uses: Uses = defaultdict(set)
+    for kind in kinds:
+        _note_uses(uses, kind, list(vars(kind).values()))
+    for extension in extend.table:
+        if extension.table != "core" or not extension.replacement or extension.at_construction:
+            continue
+        class_name = extension.path.rpartition(".")[0]
+        for kind in kinds:
+            # A class of another module may have the same name.
+            if kind.__name__ == class_name and kind.__module__ == extension.module:
+                is_ours = extend.has_ours(getattr(kind, extension.name), extension)
+                if not is_ours or _is_idle(kind, extension.name, uses):
+                    warn_of(extension.path)
+                break
 
 
 def warn_of_idle_start() -> None:
@@ -268,11 +302,16 @@ def uses_of_names() -> Uses:
             if isinstance(value, type):
                 owner = value
                 members = list(vars(value).values())
-            for code in _codes_of(members):
-                for used in _names_in(code):
-                    if used != code.co_name:
-                        uses[used].add(owner)
+            _note_uses(uses, owner, members)
     return uses
+
+
+def _note_uses(uses: Uses, owner: Any, members: list[Any]) -> None:
+    """Add the names that a module or a class uses in these functions of verl's."""
+    for code in _codes_of(members):
+        for used in _names_in(code):
+            if used != code.co_name:
+                uses[used].add(owner)
 
 
 def _codes_of(members: list[Any], of: ModuleType | None = None) -> Iterator[CodeType]:

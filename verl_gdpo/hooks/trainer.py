@@ -89,7 +89,7 @@ class TrainerRecord:
     is_dumping_rollouts: bool = False
     queue_actors: dict[str, Any] = field(default_factory=dict)  # of V1
     has_asked_workers: bool = False  # the reward workers, which manager they have
-    is_fitting: bool = False  # whether verl has called our `fit`; of V1
+    is_fitting: bool = False  # whether verl has called our `fit`; of V1, and of the rollouter
     ended_by: Exception | None = None  # of the rollouter of fully_async_policy
     busy: set[tuple[str, str]] = field(default_factory=set)  # see `extend.py`
 

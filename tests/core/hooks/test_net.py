@@ -8,7 +8,7 @@ import sys
 import types
 
 import pytest
-from played_past_ours import played, trained
+from played_past_ours import WITHOUT_GDPO, played, trained
 
 from verl_gdpo.hooks import extend, net
 from verl_gdpo.plugin import EXTENSIONS
@@ -30,6 +30,8 @@ def case(kind, module, path, how="unused", overrides=()):
 CASES = [
     {"kind": "v1"},
     {"kind": "legacy"},
+    # Its trainer and its rollouter have a `fit` of their own.
+    {"kind": "fully_async"},
     # Another function than ours would train, and nothing would tell.
     case("v1", "trainer_base", "PPOTrainer._compute_advantage", overrides=GRPO),
     case("legacy", "ray_trainer", "compute_advantage", overrides=GRPO),
@@ -54,6 +56,18 @@ def test_a_run_says_where_verl_goes_past_ours(tmp_path):
             assert name_of(run) in run["raised"] and row.lost in run["raised"], run
         else:
             assert run.get("raised") is None and run["trained"] == trained(), run
+
+
+def test_a_run_without_gdpo_is_not_looked_at(tmp_path):
+    """What a frame holds is not read: Python keeps what was read until the function returns."""
+    with_gdpo = case("v1", "trainer_base", "PPOTrainer._compute_advantage", overrides=GRPO)
+    cases = [{"kind": kind, "overrides": WITHOUT_GDPO} for kind in ("v1", "legacy")]
+    *without, missing = played([*cases, with_gdpo], tmp_path)
+    for run in without:
+        assert run.get("raised") is None and run["warned"] == [], run
+        assert len(run["trained"]) == 8 and run["metrics"] == []
+        assert run["looked"] == 0
+    assert missing["looked"] == 1
 
 
 def test_each_function_of_the_table_has_what_is_lost_without_it():
