@@ -230,12 +230,15 @@ def _not_read_below(
     known = _tables()[block]
     made = ""
     target = configuration.get("_target_")
-    if target and _is_below_one_of(block, made_blocks):
+    if target and _is_below_one_of(block, MADE_BLOCKS):
         taken = _fields_of(target)
         if taken is not None:
-            # Some keys verl takes out itself before it makes the class: `ref.log_prob_...`.
+            # Some keys verl takes out itself before it makes the class: `ref.log_prob_...`. Those
+            # of another verl's class are in no table.
             known = known | taken
-            made = target.rpartition(".")[2]
+            # Without a critic, verl makes nothing of its block.
+            if _is_below_one_of(block, made_blocks):
+                made = target.rpartition(".")[2]
     for name, value in configuration.items():
         inner = _join(block, str(name))
         if name not in known:
