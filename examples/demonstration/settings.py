@@ -26,16 +26,16 @@ GRPO, GDPO = ["estimator=grpo"], ["estimator=gdpo"]
 
 
 def harm(task: str, weights: Mapping[str, float], facts: str) -> Setting:
-    """Return a setting that GDPO harms, with the weights that keep GRPO's shares, or the ranges.
+    """Return a setting that GDPO harms, with weights that undo it.
 
-    weights: beside an answer of 1, as `verl-gdpo replay` printed them of five steps of GRPO with
-        seed 0.
+    weights: beside an answer of 1, of five steps of GRPO with seed 0: the spreads of the rewards,
+        and in `noise` weights that keep GRPO's shares. `verl-gdpo replay` prints both.
     """
     kept = [f"reward.reward_functions.{name}.weight={weight}" for name, weight in weights.items()]
     flat = "--allow-flat"  # no made-up response has the words in their places
     arms = {"grpo": [*GRPO, flat], "gdpo": [*GDPO, flat], "gdpo_kept": [*GDPO, *kept, flat]}
     listed = ", ".join(f"{name} {weight}" for name, weight in weights.items())
-    undone = f"gdpo_kept has the weights that replay prints: answer 1, {listed}."
+    undone = f"gdpo_kept has weights that replay prints: answer 1, {listed}."
     return Setting(task, arms, [*arms], f"{facts}\n{undone}")
 
 

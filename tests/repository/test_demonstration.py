@@ -128,7 +128,7 @@ def test_each_arm_of_a_setting_has_its_rewards(name, arm):
     assert name != "judge" or config.reward.reward_functions.judge.seed == 7
 
 
-def test_the_line_that_replay_prints_can_be_pasted_into_the_command():
+def test_the_lines_that_replay_prints_can_be_pasted_into_the_command():
     """The list of functions has weights: a training refuses others beside them."""
     recipes = f"hydra.searchpath=['file://{command.HERE}/recipes']"
     keys = [recipes, "task=bonus", "hardware=cpu"]
@@ -136,10 +136,13 @@ def test_the_line_that_replay_prints_can_be_pasted_into_the_command():
     values_BK = np.array([[1, 0], [0, 0.05], [1, 0.05], [0, 0]])
     rewards = RewardMatrix({"answer": 1.0, "bonus": 1.0}, values_BK, np.ones((4, 2), bool))
     step = rewards, np.ones(4, bool), np.zeros(4, int)
-    line = describe(Evidence([step], read_settings(algorithm_of(config))), config).line
-    changed = compose_quickly(RECIPES, "train", [*keys, *shlex.split(line)])
-    weights = dict(algorithm_of(changed).gdpo.rewards)
-    assert weights == pytest.approx({"answer": 1, "bonus": 0.05}, rel=0.01)
+    said = describe(Evidence([step], read_settings(algorithm_of(config))), config)
+    lines = [choice.line for choice in said.choices if choice.line]
+    assert len(lines) == 2
+    for line in lines:
+        changed = compose_quickly(RECIPES, "train", [*keys, *shlex.split(line)])
+        weights = dict(algorithm_of(changed).gdpo.rewards)
+        assert weights == pytest.approx({"answer": 1, "bonus": 0.05}, rel=0.01)
 
 
 @pytest.fixture

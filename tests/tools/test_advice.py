@@ -15,7 +15,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.tools import replay
-from verl_gdpo.tools.advice import FEWEST, Evidence, Update, describe
+from verl_gdpo.tools.advice import FEWEST, WEIGHTS, Evidence, Update, describe
 from verl_gdpo.tools.report.page import build_page, with_interval, write
 from workshop.experiments import advice
 
@@ -109,16 +109,59 @@ def test_shares_beside_a_naive_loop(name):
 def test_with_the_weights_gdpo_has_the_shares_of_grpo(name):
     case = CASES[name]
     shares = naive_shares(grpo, case, case.weights_K)
-    weights, is_kept = case.keeping_weights()
-    assert is_kept and naive_shares(gdpo, case, weights) == pytest.approx(shares, abs=1e-5)
+    keeping = case.keeping_weights()
+    assert keeping.is_kept and keeping.share_K.tolist() == pytest.approx(shares, abs=1e-5)
+    found = naive_shares(gdpo, case, keeping.weights_K)
+    assert found == pytest.approx(shares, abs=1e-5)
     # and with those that are printed, which have three digits
-    [override] = shlex.split(describe(case).line)
+    sentence, line = describe(case).choices[-1]
+    assert sentence == "To keep the balance that GRPO gives now, use these weights with GDPO:"
+    assert naive_shares(gdpo, case, weights_in(line)) == pytest.approx(shares, abs=0.004)
+
+
+def weights_in(line):
+    """The weights of an override that names nothing else of a reward."""
+    [override] = shlex.split(line)
     printed = override.removeprefix("++algorithm.gdpo.rewards={").removesuffix("}").split(", ")
-    weights = [float(pair.split(": ")[1]) for pair in printed]
-    assert naive_shares(gdpo, case, weights) == pytest.approx(shares, abs=0.004)
+    return [float(pair.split(": ")[1]) for pair in printed]
 
 
-def test_weights_that_repeat_the_spreads_where_none_keep_the_shares():
+@pytest.mark.parametrize("name", CASES)
+def test_the_spreads_stand_first_and_before_them_what_they_are_for(name):
+    case = CASES[name]
+    spreads = []
+    for k in range(len(case.weights_K)):
+        squares = 0.0
+        for group in groups_of(case):
+            values = [case.rewards.values_BK[i][k] for i in group]
+            squares += sum((value - mean(values)) ** 2 for value in values)
+        spreads.append(squares**0.5)
+    expected = [w * of / max(spreads) for w, of in zip(case.weights_K, spreads, strict=True)]
+    said = describe(case)
+    spreads, balance = said.choices
+    assert weights_in(spreads.line) == pytest.approx(expected, rel=0.006)
+    assert balance.line and balance.line != spreads.line
+    shown = " ".join(str(said).split())
+    parts = [WEIGHTS, spreads.sentence, spreads.line, balance.sentence, balance.line]
+    places = [shown.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_weights_that_a_solver_misses_from_one_start():
+    """The other reward counts 5 and is lost by most right answers: GRPO gives it .976.
+
+    From the spreads, a solver ends at 1.003 and -.003, although the factors .565 and 1 are exact.
+    """
+    x, y = np.random.default_rng(2).random((2, 64))
+    case = evidence(np.stack([x < 0.5, 5 * ((y < 0.7) & (x > 0.3))], 1))
+    shares = naive_shares(grpo, case, case.weights_K)
+    assert shares == pytest.approx([0.024, 0.976], abs=1e-3)
+    keeping = case.keeping_weights()
+    assert keeping.is_kept and keeping.weights_K.tolist() == pytest.approx([0.565, 1], abs=1e-3)
+    assert naive_shares(gdpo, case, keeping.weights_K) == pytest.approx(shares, abs=1e-4)
+
+
+def test_it_says_what_the_nearest_weights_reach_where_none_keep_the_shares():
     """The length pulls against the format where it moves much, and with it where it moves little.
 
     So it has a share below 0 under GRPO; under GDPO it correlates with the format in 2 of 3 groups,
@@ -126,11 +169,19 @@ def test_weights_that_repeat_the_spreads_where_none_keep_the_shares():
     """
     against, along = [[1, 0], [1, 0], [0, 5], [0, 5]], [[10, 1], [10, 1], [0, 0], [0, 0]]
     case = evidence(np.concatenate([against, along, along]) * [1, 0.1], np.arange(12) // 4)
-    assert naive_shares(grpo, case, [1, 1])[1] < 0
-    weights, is_kept = case.keeping_weights()
-    assert not is_kept and "These are the spreads" in describe(case).sentences[1]
-    # squares within groups: format 1 + 100 + 100, length (25 + 1 + 1) / 100
-    assert weights.tolist() == pytest.approx([1, (0.27 / 201) ** 0.5])
+    share = naive_shares(grpo, case, [1, 1])[1]
+    assert share < 0
+    keeping = case.keeping_weights()
+    assert not keeping.is_kept and keeping.missed == pytest.approx(-share, abs=1e-5)
+    said = describe(case)
+    assert "To keep the balance" not in str(said)
+    assert said.choices[-1] == (
+        "No weights were found with which GDPO keeps the balance that GRPO gives now. The nearest "
+        "ones reach format 100.0%, length 0.0%, and so miss it by up to "
+        f"{-100 * share:.2g} percentage points.",
+        "",
+    )
+    assert [bool(choice.line) for choice in said.choices] == [True, False]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -205,8 +256,16 @@ def test_declared_bounds_are_the_range_and_a_weight_of_0_counts_nowhere():
     settings = read_settings({"gdpo": {"rewards": {"format": {"bounds": [0, 4]}, "length": 0}}})
     case = evidence(np.stack([x < 0.3, y], 1), settings=settings, weights=[1.0, 0.0])
     assert case.ranges == {"format": 4}
-    terms = "{format: {bounds: [0, 4], weight: 1.0}, length: 0}"
-    assert describe(case).line == f"'++algorithm.gdpo.rewards={terms}'"
+    # one reward is left
+    [choice] = describe(case).choices
+    assert choice.sentence.startswith("Fewer than two rewards vary") and choice.line == ""
+    assert WEIGHTS[:40] not in str(describe(case))
+    columns = np.stack([x < 0.3, y, y + z], 1)
+    case = evidence(columns, settings=settings, weights=[1.0, 0.0, 1.0])
+    assert list(case.ranges) == ["format", "other"]
+    for choice in describe(case).choices:
+        assert "{format: {bounds: [0, 4], weight: " in choice.line
+        assert "length: 0, other: " in choice.line
 
 
 def test_the_line_keeps_what_else_is_set():
@@ -214,21 +273,34 @@ def test_the_line_keeps_what_else_is_set():
     rewards = {"format": 1.0, "length": {"weight": {0: 1.0, 9: 0.5}, "when": when}, "other": None}
     case = CASES["ranges"]
     case = Evidence([step(case.rewards.values_BK)], read_settings({"gdpo": {"rewards": rewards}}))
-    factor = case.keeping_weights()[0][0]
-    assert describe(case).line == (
-        f"'++algorithm.gdpo.rewards={{format: {factor:.3g}, length: {{weight: 1.0, "
-        "when: {reward: format, at_least: 1}}, other: null}'"
-    )
+    by_spread, balance = describe(case).choices
+    for factor, choice in (
+        (case.spread_weights()[0], by_spread),
+        (case.keeping_weights().weights_K[0], balance),
+    ):
+        assert choice.line == (
+            f"'++algorithm.gdpo.rewards={{format: {factor:.3g}, length: {{weight: 1.0, "
+            "when: {reward: format, at_least: 1}}, other: null}'"
+        )
 
 
 def test_rewards_that_never_vary_or_cancel():
-    for never in (np.ones((480, 2)), np.stack([x < 0.5, x >= 0.5], 1)):
-        case = evidence(never)
-        assert case.keeping_weights()[0].tolist() == [1, 1]
+    constant = evidence(np.ones((480, 2)))
+    cancels = evidence(np.stack([x < 0.5, x >= 0.5], 1))
+    for case in (constant, cancels):
+        assert case.keeping_weights() is None
+        assert case.spread_weights().tolist() == [1, 1]
         assert describe(case).rows[0][2:] == ["0% (too few groups)"] * 3
+    [choice] = describe(constant).choices
+    assert choice.sentence.startswith("Fewer than two rewards vary")
+    spreads, balance = describe(cancels).choices
+    assert "{format: 1.0, length: 1.0}" in spreads.line
+    assert balance.sentence.startswith("GRPO updates nothing") and balance.line == ""
     case = evidence(np.stack([x < 0.5, np.full(480, 0.1)], 1))
     assert case.updates[2].share_K.tolist() == [1, 0]
-    assert case.keeping_weights()[0].tolist() == [1, 1]
+    assert case.keeping_weights().weights_K.tolist() == [1, 1]
+    assert case.spread_weights().tolist() == [1, 1]
+    assert not case.can_be_balanced
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -253,5 +325,9 @@ def test_replay_and_report_show_it(tmp_path, capsys):
         assert text.count(f"<td>{with_interval(share)}</td>") >= 2
     for sentence in page.advice["grpo"].sentences:
         assert text.count(f"<p>{escape(sentence)}</p>") == 2
+    for choice in page.advice["grpo"].choices:
+        assert text.count(f"<p>{escape(choice.sentence)}</p>") == 2
+        if choice.line:
+            assert f'<code class="line">{escape(choice.line)}</code>' in text
     shutil.rmtree(runs[1] / "rollouts")
     assert "no dump" in build_page(runs).advice["grpo"]

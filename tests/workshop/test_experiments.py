@@ -12,8 +12,9 @@ from pages import PAGES, cells_after
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 
+from verl_gdpo.tools import advice as tools_advice
 from workshop.experiments import __main__ as command
-from workshop.experiments import advice, bandit, demonstration
+from workshop.experiments import advice, bandit, demonstration, weights
 from workshop.experiments.bandit import simulate
 from workshop.experiments.differences import Difference
 from workshop.experiments.map import compare as map_compare
@@ -78,11 +79,30 @@ def test_where_only_gdpo_helps_in_the_simulation():
 def test_where_gdpo_harms_in_the_simulation():
     rows = cells_after(RESULTS, "| rewards | GRPO | GDPO |", "### Where GDPO harms")
     for row, (setting, reward) in zip(rows, GDPO_HARMS, strict=True):
-        grpo, gdpo, kept = (
-            bandit.mean(setting, reward, arm) for arm in ("grpo", "gdpo", "gdpo_kept")
-        )
-        gain = bandit.difference(setting, reward).text(2)
-        assert row[1:] == [grpo, gdpo, gain, kept, bandit.kept(setting)], (setting, reward)
+        expected = [bandit.mean(setting, reward, arm) for arm in ("grpo", "gdpo")]
+        expected.append(bandit.difference(setting, reward).text(2))
+        for arm in ("gdpo_spreads", "gdpo_shares"):
+            shown = "none found"
+            if bandit.has(setting, arm):
+                weights = bandit.weights(setting, arm)
+                shown = f"{bandit.mean(setting, reward, arm)} ({weights})"
+            expected.append(shown)
+        assert row[1:] == expected, (setting, reward)
+
+
+def test_the_spreads_lose_a_small_reward_that_is_wanted():
+    tests, judge = (
+        bandit.mean(setting, "format", "gdpo_spreads") for setting in ("tests", "judge")
+    )
+    said = f"format ends at\n{tests} beside the tests above, and at {judge} beside the judge."
+    assert said in PAGES[RESULTS]
+
+
+def test_what_the_tools_say_of_the_simulation():
+    """`replay` and the report name four numbers of it."""
+    arms = ("gdpo_spreads", "grpo", "gdpo_shares", "gdpo")
+    means = [bandit.mean("bonus", "answer", arm) for arm in arms]
+    assert re.findall(r"0\.\d\d", tools_advice.WEIGHTS) == means
 
 
 def test_where_gdpo_harms_in_verls_trainer():
@@ -180,6 +200,20 @@ def test_the_coverage_of_the_intervals_is_measured():
     assert len(rows) == len(advice.SIZES)
     lines = [f"| {what} | {numbers} |" for what, numbers in rows]
     assert "\n".join(lines) in PAGES[RESULTS]
+
+
+@pytest.mark.slow
+def test_weights_that_exist_are_found():
+    of_dumps = list(weights.results())
+    assert weights.table(of_dumps) in PAGES[RESULTS]
+    assert not [one for one in of_dumps if one.exist and not one.by_tools]
+
+
+def test_weights_of_a_few_dumps_are_found():
+    of_dumps = list(weights.results(12))
+    assert {one.exist for one in of_dumps} == {False, True}
+    assert [one.by_tools for one in of_dumps] == [one.exist for one in of_dumps]
+    assert len(weights.table(of_dumps).splitlines()) == 2 + len({of.rewards for of in of_dumps}) + 1
 
 
 # --- the arithmetic -------------------------------------------------------------------------------

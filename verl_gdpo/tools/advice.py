@@ -1,9 +1,9 @@
-"""What GDPO would change for the rewards of a run: shares, preferences, and weights.
+"""What GDPO would change for the rewards of a run: shares, preferences, and weights to use with it.
 
 GRPO and GDPO are those of the paper, with the run's rewards, weights and conditions, and GDPO
 without its step over the batch, which only scales. What is computed is of the run's first steps.
-Nothing here says what to train with. workshop/experiments/RESULTS.md counts how often the intervals
-hold the truth.
+Which weights are right depends on what the ranges mean, which no dump says; so it is said when to
+use which. workshop/experiments/RESULTS.md counts how often the intervals hold the truth.
 Shape suffixes: B samples, K rewards, G groups.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import optimize, stats
+from scipy import stats
 
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import (
@@ -26,9 +26,10 @@ from verl_gdpo.algorithm.metrics import (
 )
 from verl_gdpo.algorithm.read_settings import REWARDS, line_of
 from verl_gdpo.algorithm.settings import GdpoSettings
-from verl_gdpo.algorithm.zero import SAME_SHARE, SOLVED, Bools, Floats, or_0
+from verl_gdpo.algorithm.zero import SAME_SHARE, Bools, Floats, or_0
 from verl_gdpo.scoring.function_list import KEY, entries_of
 from verl_gdpo.terminal import printable, render, wrapped
+from verl_gdpo.tools.share_weights import factors_with_shares
 
 TITLE = "What would GDPO change?"
 CAPTION = "How much of the update comes from each reward"
@@ -36,6 +37,12 @@ HEADER = ("reward", "range", "GRPO", "GRPO by range", "GDPO")
 LEGEND = (
     "GRPO by range is GRPO on rewards that are divided by their ranges. Below 0%, a reward pulls "
     "against the others. In brackets: an interval of 95%."
+)
+# The numbers are what the answer earned in the setting `bonus` of workshop/experiments/bandit.
+WEIGHTS = (
+    "If a small range is meant, as of a bonus, use the spreads as weights; else keep yours. A "
+    "simulated bonus that spoils the answer left 0.95 of the answers right with the spreads, 0.88 "
+    "with GRPO, 0.64 with GRPO's balance, and 0.06 with weights of 1."
 )
 
 GRPO, GDPO = verl_grpo_settings(GdpoSettings()), GdpoSettings(batch_norm="none")
@@ -75,6 +82,18 @@ class Update(NamedTuple):
         square_K = (apart_GK**2).sum(0) + mean_K**2 + (1 - mean_K) ** 2
         error_K = np.sqrt(square_K / ((count + 2) * (count + 1)))
         return np.stack(stats.t.interval(0.95, count - 1, mean_K, error_K))
+
+
+class KeepingWeights(NamedTuple):
+    """Weights for GDPO, and what they keep of GRPO's shares."""
+
+    weights_K: Floats
+    share_K: Floats  # under GDPO with these weights
+    missed: float  # the largest difference from a share under GRPO
+
+    @property
+    def is_kept(self) -> bool:
+        return self.missed < SAME_SHARE
 
 
 class Evidence:
@@ -121,32 +140,52 @@ class Evidence:
             counts += [*np.count_nonzero(kinds, axis=1), len(gdpo)]
         return np.asarray(counts[:3] / max(counts[3], 1))
 
-    def keeping_weights(self) -> tuple[Floats, bool]:
+    @property
+    def can_be_balanced(self) -> bool:
+        """Whether there are two rewards that vary, so that weights can change their shares."""
+        return int(np.count_nonzero(self.spread_K)) > 1
+
+    def spread_weights(self) -> Floats:
+        """Return the run's weights times the spread of each reward, so that GDPO counts these.
+
+        The largest factor is 1. A reward that never varies keeps its weight.
+        """
+        factor_K = np.where(self.spread_K > 0, self.spread_K / (self.spread_K.max() or 1.0), 1.0)
+        return np.asarray(self.weights_K * factor_K)
+
+    def keeping_weights(self) -> KeepingWeights | None:
         """Return weights under which GDPO has the shares that GRPO has with the run's weights.
 
         The reward with the largest factor keeps its weight, and so does one that never varies.
-
-        Returns: the weights, and whether they keep the shares. If none are found, they repeat the
-        spreads: some shares below 0 exist under no weights, and the search ends at some others.
+        Some shares exist under no weights: then these are the nearest that were found. None if
+        GRPO updates nothing.
         """
-        centred = [within_groups(value_B, self.group_B) for value_B in self.rewards.values_BK.T]
-        spread_K, weights_K = np.linalg.norm(centred, axis=1), self.weights_K.copy()
-        varies_K = spread_K > 0
-        if not varies_K.any():
-            return weights_K, True
+        varies_K = self.spread_K > 0
+        if not self.updates[0].share_K.any():
+            return None
+        square_KK, target_K = self.equations()
+        # GRPO counts a reward by its spread.
+        found = factors_with_shares(square_KK, target_K, near_K=self.spread_K[varies_K])
+        weights_K = self.weights_K.copy()
+        weights_K[varies_K] *= found.factor_K
+        share_K = np.zeros(len(self.weights_K))
+        share_K[varies_K] = found.share_K
+        return KeepingWeights(weights_K, share_K, found.missed)
+
+    def equations(self) -> tuple[Floats, Floats]:
+        """Return Q of GDPO and the shares under GRPO, for `factors_with_shares`.
+
+        They are of the rewards that vary.
+        """
+        varies_K = self.spread_K > 0
         c_BK = self._contributions(GDPO)[0][:, varies_K]
-        square_KK, target_K = c_BK.T @ c_BK, self.updates[0].share_K[varies_K]
+        return c_BK.T @ c_BK, self.updates[0].share_K[varies_K]
 
-        def missed(log_K: Floats) -> Floats:
-            part_K = np.exp(log_K) * (square_KK @ np.exp(log_K))
-            return np.asarray(part_K / (part_K.sum() or 1.0) - target_K)
-
-        start_K = np.log(spread_K[varies_K])
-        solution = optimize.least_squares(missed, start_K, xtol=SOLVED, ftol=SOLVED, gtol=SOLVED)
-        is_kept = bool(np.abs(solution.fun).max() < SAME_SHARE)
-        factor_K = np.exp(solution.x if is_kept else start_K)
-        weights_K[varies_K] *= factor_K / factor_K.max()
-        return weights_K, is_kept
+    @cached_property
+    def spread_K(self) -> Floats:
+        """The root of each reward's squares within groups."""
+        centred = [within_groups(value_B, self.group_B) for value_B in self.rewards.values_BK.T]
+        return np.asarray(np.linalg.norm(centred, axis=1))
 
     def _contributions(self, settings: GdpoSettings, divisor_K: Any = 1.0) -> tuple[Floats, Floats]:
         """c_BK and S_B, with weights that are divided."""
@@ -169,18 +208,34 @@ def _table(rewards: RewardMatrix, counted_B: Bools, group_ids: Any) -> pd.DataFr
     return pd.DataFrame(values_BK, group_ids, [*rewards.weights])[counted_B]
 
 
+class Choice(NamedTuple):
+    """Weights to use with GDPO."""
+
+    sentence: str  # what they are for, or why there are none
+    line: str = ""  # the override that sets them, to paste; "" where there are none
+
+
 class Description(NamedTuple):
-    """What GDPO would change: a table of the rewards, sentences, and an override to paste."""
+    """What GDPO would change: a table of the rewards, sentences, and weights to choose from.
+
+    `WEIGHTS` says which of the weights to choose.
+    """
 
     rows: Sequence[Sequence[str]]  # under `HEADER`
-    sentences: Sequence[str]  # the last one says what the weights of `line` do
-    line: str
+    sentences: Sequence[str]
+    choices: Sequence[Choice]
 
     def __str__(self) -> str:
         """Return it for a terminal."""
         lines = [f"{CAPTION}:", "", render(HEADER, self.rows), "", wrapped(LEGEND), ""]
-        lines += [wrapped(printable(sentence)) for sentence in self.sentences]
-        lines.append(printable(self.line))
+        for sentence in self.sentences:
+            lines.append(wrapped(printable(sentence)))
+        if any(choice.line for choice in self.choices):
+            lines.append(wrapped(WEIGHTS))
+        for choice in self.choices:
+            lines.append(wrapped(printable(choice.sentence)))
+            if choice.line:
+                lines.append(printable(choice.line))
         return "\n".join(lines)
 
 
@@ -191,17 +246,45 @@ def describe(evidence: Evidence, config: Any = None) -> Description:
         f"Take two answers to the same prompt. In {reversed} of such pairs, GDPO prefers one and "
         f"GRPO the other; in {untied}, GDPO alone prefers one, and in {tied}, GRPO alone."
     )
-    weights_K, is_kept = evidence.keeping_weights()
-    keeps = "No weights keep the balance that GRPO gives now. These are the spreads of the rewards:"
-    if is_kept:
-        keeps = "To keep the balance that GRPO gives now, use these weights with GDPO:"
     columns = evidence.ranges.items(), *map(_shares, evidence.updates)
     rows = [[name, f"{size:.3g}", *of] for (name, size), *of in zip(*columns, strict=True)]
-    sentences = [orders, keeps]
+    sentences = [orders]
     if evidence.has_rubric:
         rubric = "A rubric counts here as one reward; GDPO normalises each of its criteria."
         sentences.insert(0, rubric)
-    return Description(rows, sentences, _override(evidence, weights_K, config))
+    return Description(rows, sentences, _choices(evidence, config))
+
+
+def _choices(evidence: Evidence, config: Any) -> list[Choice]:
+    """The weights to use with GDPO: what helped in our simulation comes first."""
+    if not evidence.can_be_balanced:
+        return [Choice("Fewer than two rewards vary here, so no weights change their shares.")]
+    spreads = Choice(
+        "The spreads of the rewards as weights, for small ranges that are meant:",
+        _override(evidence, evidence.spread_weights(), config),
+    )
+    return [spreads, _balance(evidence, config)]
+
+
+def _balance(evidence: Evidence, config: Any) -> Choice:
+    """The weights that keep GRPO's shares. Where none were found, there are no others here."""
+    keeping = evidence.keeping_weights()
+    if keeping is None:
+        return Choice("GRPO updates nothing here, so there is no balance of it to keep.")
+    if keeping.is_kept:
+        return Choice(
+            "To keep the balance that GRPO gives now, use these weights with GDPO:",
+            _override(evidence, keeping.weights_K, config),
+        )
+    reached = []
+    for name, share in zip(evidence.ranges, keeping.share_K, strict=True):
+        percent = round(100 * share, 1) + 0.0  # without -0.0
+        reached.append(f"{name} {percent:.1f}%")
+    return Choice(
+        "No weights were found with which GDPO keeps the balance that GRPO gives now. The nearest "
+        f"ones reach {', '.join(reached)}, and so miss it by up to {100 * keeping.missed:.2g} "
+        "percentage points."
+    )
 
 
 def _shares(update: Update) -> list[str]:

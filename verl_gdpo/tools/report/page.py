@@ -21,6 +21,7 @@ from verl_gdpo.tools.advice import (
     HEADER,
     LEGEND,
     TITLE,
+    WEIGHTS,
     Description,
     Evidence,
     describe,
@@ -64,6 +65,7 @@ class Wording(NamedTuple):
     caption: str
     header: Sequence[str]
     legend: str
+    weights: str
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ def write(page: Page, out: Path) -> Path:
         sum=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup("\n".join([_file("uplot/uPlot.min.css"), _looks(), _file("page.css")])),
         version=__version__,
-        advice=Wording(TITLE, CAPTION, HEADER, LEGEND),
+        advice=Wording(TITLE, CAPTION, HEADER, LEGEND, WEIGHTS),
     )
     index = out / "index.html"
     # a response may hold half a surrogate pair

@@ -28,8 +28,12 @@ def difference(setting: str, reward: str, over: str = "grpo", arm: str = "gdpo")
     return Difference(tuple(one - other for one, other in pairs))
 
 
-def kept(setting: str) -> str:
-    """The weights of the arm that keeps GRPO's shares."""
+def has(setting: str, arm: str) -> bool:
+    return any((of, each) == (setting, arm) for of, _, each in shares())
+
+
+def weights(setting: str, arm: str) -> str:
+    """The weights of an arm, as the page has them."""
     rows = pq.read_table(results.BANDIT, filters=[("setting", "=", setting)]).to_pylist()
-    [weights] = {tuple(row["weights"]) for row in rows if row["arm"] == "gdpo_kept"}
-    return ", ".join(f"{weight:.3g}" for weight in weights)
+    [weights_K] = {tuple(row["weights"]) for row in rows if row["arm"] == arm}
+    return ", ".join(f"{weight:.3g}" for weight in weights_K)

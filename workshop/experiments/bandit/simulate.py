@@ -130,15 +130,22 @@ def batches(setting: Setting, choices_NSPL: Tensor) -> Tensor:
     return torch.stack(rewards, -1).transpose(0, 1).flatten(1, 2)
 
 
-def kept(setting: Setting) -> list[float]:
-    """Return the weights under which GDPO has GRPO's shares at first, as `replay` prints them."""
+def weights_of_replay(setting: Setting) -> dict[str, list[float]]:
+    """{arm: the weights that `verl-gdpo replay` prints of the first step of all seeds}.
+
+    Where no weights keep GRPO's shares, there is no such arm.
+    """
     torch.manual_seed(0)
     values_BK = batches(setting, started(setting.is_own).choices().sample((N,))).flatten(0, 1)
     present_BK = np.ones(values_BK.shape, bool)
     rewards = RewardMatrix(dict.fromkeys(setting.sizes, 1.0), values_BK.numpy(), present_BK)
     groups = np.add.outer(P * np.arange(S), np.tile(np.arange(P), N)).ravel()
-    weights_K, _ = Evidence([(rewards, present_BK[:, 0], groups)], GDPO).keeping_weights()
-    return [*map(float, weights_K)]
+    evidence = Evidence([(rewards, present_BK[:, 0], groups)], GDPO)
+    weights = {"gdpo_spreads": evidence.spread_weights().tolist()}
+    keeping = evidence.keeping_weights()
+    if keeping is not None and keeping.is_kept:
+        weights["gdpo_shares"] = keeping.weights_K.tolist()
+    return weights
 
 
 def train(setting: Setting, weights: list[float], options: Mapping[str, Any]) -> Tensor:
@@ -163,9 +170,12 @@ def train(setting: Setting, weights: list[float], options: Mapping[str, Any]) ->
 def rows(name: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each arm of a setting, seed and reward that is shown."""
     setting = SETTINGS[name]
-    equal, divided = [1.0] * len(setting.sizes), [1 / abs(size) for size in setting.sizes.values()]
+    equal = [1.0] * len(setting.sizes)
+    divided = [1 / abs(size) for size in setting.sizes.values()]
     arms = {"grpo": (equal, GRPO), "grpo_by_range": (divided, GRPO), "gdpo": (equal, {})}
-    for arm, (weights, options) in (arms | {"gdpo_kept": (kept(setting), {})}).items():
+    for arm, weights in weights_of_replay(setting).items():
+        arms[arm] = weights, {}
+    for arm, (weights, options) in arms.items():
         row = {"setting": name, "arm": arm, "weights": weights}
         for seed, shares in enumerate(train(setting, weights, options).tolist()):
             for reward, share in zip(setting.shown, shares, strict=True):
