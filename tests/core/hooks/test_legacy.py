@@ -31,7 +31,7 @@ from verl_gdpo.hooks.estimator import fitting
 from verl_gdpo.hooks.extend import attach, record_of
 from verl_gdpo.hooks.legacy import leave_out_none
 from verl_gdpo.hooks.rollout_guard import RolloutError, RolloutGuard
-from verl_gdpo.hooks.trainer import update_validation_metrics
+from verl_gdpo.hooks.trainer import averages_ours, update_validation_metrics
 from verl_gdpo.plugin import refusals
 from verl_gdpo.tools.run_folder.dump_reader import read_dump
 
@@ -564,6 +564,15 @@ def test_a_main_module_that_holds_verls_functions_can_be_pickled():
 # --- validation: verl 0.9.0 and its main cannot average None --------------------------------------
 
 
+@pytest.fixture
+def averaging_ours():
+    """As within the validation of a trainer with gdpo: some versions of verl take no None."""
+    token = averages_ours.set(True)
+    yield
+    averages_ours.reset(token)
+
+
+@pytest.mark.usefixtures("averaging_ours")
 def test_validation_of_any_verl_averages_what_is_present():
     infos = {"reward": [1.0, 2.0], "a": [None, 2.0], "b": [None, None]}
     found = ray_trainer.process_validation_metrics(["x", "x"], ["u", "v"], infos)["x"]
@@ -572,6 +581,7 @@ def test_validation_of_any_verl_averages_what_is_present():
     assert not found.get("b")
 
 
+@pytest.mark.usefixtures("averaging_ours")
 def test_validation_has_the_best_and_the_worst_of_each_reward():
     """A None is no 0 there either: the best of the two samples that have `b` is 3, the worst 2."""
     infos = {"reward": [1.0, 0.0, 4.0], "a": [0.0, 1.0, 1.0], "b": [None, 2.0, 3.0]}
