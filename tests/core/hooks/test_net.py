@@ -1,6 +1,6 @@
-"""The net under the table: verl goes past one function of ours, and a run says so, or ends.
+"""The net under the table: what it knows of each function, and of what verl's main module calls.
 
-The runs are those of `past_ours.py`; `tests/slow/net.py` has one for each function of the table.
+`tests/test_past_ours.py` has runs in which verl goes past one.
 """
 
 import re
@@ -8,66 +8,9 @@ import sys
 import types
 
 import pytest
-from played_past_ours import WITHOUT_GDPO, played, trained
 
 from verl_gdpo.hooks import extend, net
 from verl_gdpo.plugin import EXTENSIONS
-
-ROWS = {(each.module.rpartition(".")[2], each.path): each for each in EXTENSIONS}
-GRPO = ["algorithm.adv_estimator=grpo"]
-
-
-def case(kind, module, path, how="unused", overrides=()):
-    row = ROWS[module, path]
-    return {
-        "kind": kind,
-        "row": [row.module, row.path],
-        "how": how,
-        "overrides": [*overrides],
-    }
-
-
-CASES = [
-    {"kind": "v1"},
-    {"kind": "legacy"},
-    # Its trainer and its rollouter have a `fit` of their own.
-    {"kind": "fully_async"},
-    # Another function than ours would train, and nothing would tell.
-    case("v1", "trainer_base", "PPOTrainer._compute_advantage", overrides=GRPO),
-    case("legacy", "ray_trainer", "compute_advantage", overrides=GRPO),
-    case("v1", "trainer_base", "PPOTrainer._dump_generations"),
-]
-
-
-def name_of(run):
-    return f"{run['row'][0]}:{run['row'][1]}"
-
-
-def test_a_run_says_where_verl_goes_past_ours(tmp_path):
-    for run in played(CASES, tmp_path):
-        if not run.get("row"):
-            assert run.get("raised") is None and run["warned"] == [], run
-            assert run["trained"] == trained()
-            continue
-        module, path = run["row"]
-        row = ROWS[module.rpartition(".")[2], path]
-        assert any(name_of(run) in line and row.lost in line for line in run["warned"]), run
-        if row.ends_run:
-            assert name_of(run) in run["raised"] and row.lost in run["raised"], run
-        else:
-            assert run.get("raised") is None and run["trained"] == trained(), run
-
-
-def test_a_run_without_gdpo_is_not_looked_at(tmp_path):
-    """What a frame holds is not read: Python keeps what was read until the function returns."""
-    with_gdpo = case("v1", "trainer_base", "PPOTrainer._compute_advantage", overrides=GRPO)
-    cases = [{"kind": kind, "overrides": WITHOUT_GDPO} for kind in ("v1", "legacy")]
-    *without, missing = played([*cases, with_gdpo], tmp_path)
-    for run in without:
-        assert run.get("raised") is None and run["warned"] == [], run
-        assert len(run["trained"]) == 8 and run["metrics"] == []
-        assert run["looked"] == 0
-    assert missing["looked"] == 1
 
 
 def test_each_function_of_the_table_has_what_is_lost_without_it():
