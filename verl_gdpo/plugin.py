@@ -47,7 +47,8 @@ _WHEN_IMPORTED = (
             "config",
             "task_runner_class",
         ),
-        lost="unknown keys are not refused, and nodes are not compared",
+        # The table of `tools/run` has a row for the same function.
+        lost="unknown keys are not refused, nodes are not compared, and no start is recorded",
     ),
     Extension(
         "verl.trainer.ppo.utils",
