@@ -225,6 +225,8 @@ def test_a_finding_leads_to_the_chart_of_its_metric_or_reward():
         return chart_of(Finding(topic, what, 1, 2, ""), charts).about
 
     assert about("gradient") == "actor/grad_norm"
+    assert about("untrained") == "actor/grad_norm"
+    assert about("traded correct (a)") == "correct (a)"
     assert about("collapse correct (a)") == "correct (a)"
     assert about("constant correct") == "correct"  # its own chart is not there
     assert about("no number", "actor/grad_norm is NaN or infinite") == "actor/grad_norm"

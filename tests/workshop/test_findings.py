@@ -2,9 +2,18 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from workshop.findings.made_runs import HELD_OUT, SICK, TUNING, healthy_runs, sick_runs
+from workshop.findings.made_runs import (
+    HELD_OUT,
+    OTHER_HELD_OUT,
+    OTHER_TUNING,
+    SICK,
+    TUNING,
+    healthy_runs,
+    sick_runs,
+)
 from workshop.findings.rates import Rate, healthy_rates, sick_rates, table
 
 
@@ -21,6 +30,9 @@ def test_the_two_parts_have_nothing_in_common():
     assert not {*TUNING.healthy} & {*HELD_OUT.healthy} and max(HELD_OUT.series) == 20
     shapes = [*TUNING.healthy.values(), *HELD_OUT.healthy.values()]
     assert len({*shapes}) == len(shapes)
+    assert len({part.seed for part in (TUNING, HELD_OUT, OTHER_TUNING, OTHER_HELD_OUT)}) == 4
+    assert not set(OTHER_HELD_OUT.healthy) & {*TUNING.healthy, *HELD_OUT.healthy}
+    assert sum(OTHER_HELD_OUT.lengths.values()) == 600
 
 
 def test_a_fault_begins_at_its_step():
@@ -50,6 +62,22 @@ def test_rates_on_a_few_runs():
     assert (every.runs, every.found, of_length.kind, of_length.runs) == (12, 0, "60 steps", 12)
     found = {rate.kind: rate for rate in sick_rates(small, share=0.01)}
     assert {*found} == {*SICK} and all(rate.found == rate.runs == 1 for rate in found.values())
+    for rate in found.values():
+        assert rate.named[0] <= rate.delays[0], rate.kind
+
+
+def test_harder_healthy_runs_are_what_their_names_say():
+    """A stage of a curriculum begins lower than the last one ended."""
+    found = {}
+    for run in healthy_runs(OTHER_TUNING, 1200, range(8)):
+        means = [values["critic/score/mean"] for _, values in run.rows]
+        found[run.kind] = np.array(means)
+    assert set(found) == set(OTHER_TUNING.healthy)
+    curriculum = found["curriculum"]
+    stages = np.array_split(curriculum, 4)
+    ends = [np.mean(stage[-10:]) for stage in stages[:-1]]
+    begins = [np.mean(stage[:5]) for stage in stages[1:]]
+    assert all(begin < end for begin, end in zip(begins, ends, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ Range = tuple[float, float]
 VARIES = 0.10  # a healthy reward differs in at least this share of the groups
 WANDER = 0.05  # of the policy, from step to step, in the logit of a rate
 TEST_ROWS = 300  # of each data source
+STAGES = 4  # of a curriculum
 BEGINS = np.linspace(0.3, 1, 15)  # of a weight with a schedule
 ENTROPY, LENGTH = "actor/entropy", "response_length/mean"
 KL, KL_LOSS = "actor/ppo_kl", "actor/kl_loss"
@@ -77,6 +78,8 @@ class Shape:
     length: Range = (0.8, 1.2)  # the same
     advantages: Range = (0.8, 1.5)  # the same of the largest
     kl: Range = (0.001, 0.1)  # at the end
+    wander: float = WANDER
+    test_rows: int = TEST_ROWS
 
 
 class Way(NamedTuple):
@@ -155,6 +158,18 @@ class Maker:
             "stairs": np.floor(self.time * 4) / 4,
             "wave": 0.6 + 0.15 * np.sin(self.time * self.uniform(10, 60)),
         }
+        # These are here, so that the other curves draw the same numbers as before.
+        if self.shape.curve == "plateaus":
+            steps = [expit(40 * (self.time - at)) for at in self.rng.uniform(0.1, 0.9, 3)]
+            curves["plateaus"] = np.mean(steps, axis=0)
+        if self.shape.curve == "curriculum":
+            # Each stage is learned, and the next one is harder: all rewards begin anew, though not
+            # from as low.
+            stage = np.floor(self.time * STAGES * 0.999)
+            within = self.time * STAGES - stage
+            learned = 1 - np.exp(-4 * within)
+            left = self.uniform(0.6, 0.9)
+            curves["curriculum"] = np.where(stage == 0, learned, left + (1 - left) * learned)
         rate = first + (last - first) * curves[self.shape.curve]
         for _ in range(self.shape.drops):
             rate[self.rng.integers(self.rows // 4, self.rows) :] *= self.uniform(0.5, 0.9)
@@ -179,7 +194,7 @@ class Maker:
         found |= {name: np.minimum(found[name], 1) for name in (CLIPPED, CUT)}
         if self.shape.spike:
             self._spikes(found)
-        wanders = [WANDER * self.noise() for _ in self.names]
+        wanders = [self.shape.wander * self.noise() for _ in self.names]
         rewards = [self._of_reward(k, wander) for k, wander in enumerate(wanders)]
         found |= {
             f"critic/score/{what}": np.sum([of[what] for of in rewards], axis=0)
@@ -220,7 +235,7 @@ class Maker:
 
     def _tested(self, rate: Floats, wander: Floats) -> Floats:
         """A validation: it has the wander of the policy, and noise of its own."""
-        values = self.low + (self.high - self.low) * self._drawn(rate, wander, TEST_ROWS)
+        values = self.low + (self.high - self.low) * self._drawn(rate, wander, self.shape.test_rows)
         values[np.arange(self.rows) % self.every != self.every - 1] = np.nan
         return values
 

@@ -2,6 +2,7 @@
 
 There are two parts. Rules are tuned on the first one; the second one has other seeds, other healthy
 kinds, other ways in which a fault begins, other noise, other sizes and other gaps of the log.
+Beside each stand other healthy runs, whose noise and curves are harder to tell from faults.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_gdpo.tools.run_folder.finding_rules import FEW
 from workshop.findings import made_metrics as made
 from workshop.findings.made_metrics import Columns, Floats, Maker, Noise, Part, Shape, Way
 
@@ -73,6 +75,26 @@ HELD_OUT = Part(
     every=(1, 4, 20),
 )
 
+# Noise that lasts for many steps, rewards that stand still, curricula, and small validations.
+HARDER = {
+    "noise that lasts": Shape(wander=0.15),
+    "plateaus": Shape("plateaus"),
+    "curriculum": Shape("curriculum"),
+    "saturating, small validation": Shape(last=(0.95, 1), test_rows=50),
+    "small validation": Shape("stairs", test_rows=30),
+    "small validation that stays": Shape(validation="stays", test_rows=64),
+    "plateaus, noise that lasts": Shape("plateaus", wander=0.15, length=(1, 2)),
+    "curriculum, small validation": Shape("curriculum", test_rows=50, sources=True),
+}
+LASTING = (Noise(0.9), Noise(0.95), Noise(0.7, 4))
+OTHER_TUNING = TUNING._replace(
+    seed=3, healthy=HARDER, lengths={100: 200, 500: 200, 1200: 200}, noises=LASTING
+)
+# Beside these, other seeds, lengths, samples and ranges are what is held out.
+OTHER_HELD_OUT = HELD_OUT._replace(
+    seed=4, healthy=HARDER, lengths={90: 200, 400: 200, 1600: 200}, noises=LASTING
+)
+
 Fault = Callable[[Maker, Floats], None]  # changes a run; from 0 to 1, how far the fault is there
 
 
@@ -114,9 +136,31 @@ def _ignored(low: float, high: float) -> Fault:
     return lambda run, _: run.shares.update({0: run.uniform(low, high)})
 
 
-def _worse_in_validation(run: Maker, ramp: Floats) -> None:
-    first = run.uniform(0.35, 0.75)
-    run.rates[0], run.tests[0] = first + 0.15 * ramp, first - 0.1 * ramp
+def _worse_in_validation(fall: float) -> Fault:
+    def fault(run: Maker, ramp: Floats) -> None:
+        first = run.uniform(0.35, 0.75)
+        run.rates[0] = first + 0.15 * ramp
+        run.tests[0] = first - fall * ramp
+
+    return fault
+
+
+def _traded(fall: float, gain: float) -> Fault:
+    """Of two rewards, one falls while the other rises; the length stays."""
+
+    def fault(run: Maker, ramp: Floats) -> None:
+        run.rates[0] = run.uniform(0.4, 0.9) - fall * ramp
+        run.rates[1] = run.uniform(0.2, 0.9 - gain) + gain * ramp
+
+    return fault
+
+
+def _zero(*names: str) -> Fault:
+    def fault(run: Maker, ramp: Floats) -> None:
+        for name in names:
+            run.paths[name] = np.where(ramp > 0, 0.0, run.paths[name])
+
+    return fault
 
 
 def _collapse(run: Maker, ramp: Floats) -> None:
@@ -148,8 +192,14 @@ SICK: dict[str, tuple[str, Fault]] = {
     "reward saturated, varies in 3 %": ("constant correctness", _constant(0.03, 0.995)),
     "share 0 to 2 % of a fair one": ("ignored correctness", _ignored(0, 0.02)),
     "share -50 to 0 % of a fair one": ("ignored correctness", _ignored(-0.5, 0)),
-    "validation -.1 in 24, training +.15": ("validation correctness", _worse_in_validation),
+    "validation -.1 in 24, training +.15": ("validation correctness", _worse_in_validation(0.1)),
+    "validation -.3 in 10, training +.15": ("validation correctness", _worse_in_validation(0.3)),
+    "gradient norm 0": ("untrained", _zero("actor/grad_norm")),
+    "advantages 0": ("untrained", _zero(made.LARGEST, made.SMALLEST)),
+    "reward -.2, another +.2": ("traded correctness", _traded(0.2, 0.2)),
+    "reward -.3, another +.4": ("traded correctness", _traded(0.3, 0.4)),
 }
+VALIDATIONS_OF = {"validation -.3 in 10, training +.15": 10}  # of the others: 24
 
 
 @dataclass(frozen=True)
@@ -182,16 +232,19 @@ def sick_runs(part: Part, kind: str, rows: int, seeds: range) -> Iterator[MadeRu
         rng = np.random.default_rng([part.seed, 2, rows, seed, [*SICK].index(kind)])
         healthy = [*part.healthy.values()][rng.integers(len(part.healthy))]
         of_ignored = topic.startswith("ignored")
-        if of_ignored:  # of one of several
-            part = part._replace(series=tuple(n for n in part.series if n > 1))
-        run = Maker(
-            rng, part, rows, Shape(healthy.curve, sources=healthy.sources and not of_ignored)
-        )
+        of_traded = topic.startswith("traded")
+        if of_ignored or of_traded:
+            most = FEW if of_traded else max(part.series)  # the rule looks at no more
+            part = part._replace(series=tuple(n for n in part.series if 1 < n <= most))
+        has_sources = healthy.sources and not of_ignored and not of_traded
+        run = Maker(rng, part, rows, Shape(healthy.curve, sources=has_sources))
         way = part.ways[seed % len(part.ways)]
         begin, lasts = int(rng.integers(25, max(26, rows // 3))), way.slow * min(FALLING, rows / 3)
         if topic.startswith("validation"):
             run.every = int(rng.choice([n for n in (1, 4, 20) if 30 * n <= rows]))
-            begin, lasts = int(rng.integers(5, rows - 24 * run.every)), 24 * run.every
+            count = VALIDATIONS_OF.get(kind, 24)
+            begin = int(rng.integers(5, rows - 24 * run.every))
+            lasts = count * run.every
         fault(run, way.rise(np.clip((np.arange(rows) - begin) / max(lasts, 1e-9), 0, 1)))
         columns = run.columns(plain=" " not in topic and rng.random() < 1 / 4)
         first = 1 if of_ignored else (begin + 1) * run.gap

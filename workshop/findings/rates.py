@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from scipy.stats import binomtest
 
-from verl_gdpo.tools.run_folder.findings import Finding, findings
+from verl_gdpo.tools.run_folder.findings import Finding, FindingTracker, findings
 from verl_gdpo.tools.run_folder.folder import merged
 from workshop.findings.made_metrics import Part
-from workshop.findings.made_runs import SICK, healthy_runs, sick_runs
+from workshop.findings.made_runs import SICK, MadeRun, healthy_runs, sick_runs
 
 SICK_RUNS = 30  # of each fault and number of rows
 MOST_HEALTHY, LEAST_SICK = 0.02, 0.9
-HEADER = ("made runs", "of", "found", "interval", "after")
+HEADER = ("made runs", "of", "found", "interval", "told after", "first step named")
 
 
 @dataclass
@@ -25,13 +25,27 @@ class Rate:
     is_sick: bool = False
     found: int = 0
     runs: int = 0
-    delays: list[int] = field(default_factory=list)  # in steps, from the begin of the fault
+    # in steps, from the begin of the fault: when it is told, and the first step that is named then
+    delays: list[int] = field(default_factory=list)
+    named: list[int] = field(default_factory=list)
     topics: Counter[str] = field(default_factory=Counter)
 
-    def add(self, of_run: list[Finding], begin: int = 0) -> None:
-        self.runs, self.found = self.runs + 1, self.found + bool(of_run)
-        self.delays += [min(finding.first for finding in of_run) - begin] if of_run else []
+    def add(self, of_run: list[Finding]) -> None:
+        """Count a healthy run."""
+        self.runs += 1
+        self.found += bool(of_run)
         self.topics.update(finding.topic for finding in of_run)
+
+    def add_sick(self, told: tuple[int, Finding] | None, begin: int) -> None:
+        """Count a sick run, by the step at which its fault is told; before it begins, it is not."""
+        self.runs += 1
+        if told is None or told[0] < begin:
+            return
+        step, finding = told
+        self.found += 1
+        self.delays.append(step - begin)
+        self.named.append(finding.first - begin)
+        self.topics[finding.topic] += 1
 
     @property
     def missed(self) -> bool:
@@ -45,7 +59,8 @@ class Rate:
             str(self.runs),
             f"{self.found / self.runs:.3f}",
             f"{interval.low:.3f} to {interval.high:.3f}",
-            f"{statistics.median(self.delays):.0f} steps" if self.delays and self.is_sick else "",
+            f"{statistics.median(self.delays):.0f} steps" if self.delays else "",
+            f"{statistics.median(self.named):+.0f}" if self.named else "",
         )
 
     def __str__(self) -> str:
@@ -67,15 +82,26 @@ def healthy_rates(part: Part, share: float = 1.0, first: int = 0) -> list[Rate]:
 
 
 def sick_rates(part: Part, share: float = 1.0, first: int = 0) -> Iterator[Rate]:
-    """Of each fault: it is found if the finding that names it holds after its begin."""
+    """Of each fault: it is found if a finding names it, and not before it begins."""
     for kind, (topic, _) in SICK.items():
         rate = Rate(kind, is_sick=True)
         for rows in part.sick_rows:
             seeds = range(first, first + max(1, round(SICK_RUNS * share)))
             for run in sick_runs(part, kind, rows, seeds):
-                named = [one for one in findings(merged(run.rows)) if one.topic.startswith(topic)]
-                rate.add([one for one in named if one.first >= run.begin], run.begin)
+                rate.add_sick(_told(run, topic), run.begin)
         yield rate
+
+
+def _told(run: MadeRun, topic: str) -> tuple[int, Finding] | None:
+    """Return the step at which a finding that names the fault is first there, and the finding."""
+    tracker = FindingTracker()
+    for step, values in merged(run.rows).items():
+        tracker.add(step, values)
+        for name, streak in tracker.streaks.items():
+            finding = streak.finding() if name.startswith(topic) else None
+            if finding is not None:
+                return step, finding
+    return None
 
 
 def table(rates: list[Rate]) -> str:

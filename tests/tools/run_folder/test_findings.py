@@ -9,6 +9,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.metrics import batch_metrics
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.tools.run_folder.finding_rules import (
+    FEW,
     HOLD,
     LIMITS,
     LONG,
@@ -81,7 +82,7 @@ def test_a_constant_reward(value, declared):
     end = "is reached, and trains nothing" if value == 1 else "trains nothing"
     text = f"format is {value:.3g} and differs in 0.0% of the groups of 30 steps: it {end}"
     assert (found.topic, found.what) == ("constant format", text)
-    assert (found.first, found.last, found.is_over) == (40, STEPS, False)
+    assert (found.first, found.last, found.is_over) == (11, STEPS, False)
 
 
 def test_no_numbers_are_an_error():
@@ -111,6 +112,8 @@ def test_a_number_that_is_none_is_found_wherever_and_whenever_it_is(value, name,
 
 NORMAL = {
     "actor/grad_norm": 0.3,
+    "critic/advantages/min": -1.5,
+    "critic/advantages/max": 1.5,
     "actor/entropy": 0.3,
     "actor/ppo_kl": 0.001,
     "actor/kl_loss": 0.001,
@@ -146,12 +149,48 @@ def test_a_plain_run_that_breaks(name, value, enough, what):
     assert findings(plain_run(31, 29 + enough, **{name: value})) == []
     found = only(plain_run(31, 30 + enough, **{name: value}))
     assert found.what.startswith(what) and not found.is_over
-    assert (found.first, found.last) == (31 + enough - HOLD, 30 + enough)
+    assert (found.first, found.last) == (31, 30 + enough)  # of the change, not of the rule
     assert only(plain_run(31, 90, until=51, **{name: value})).is_over
     assert findings(plain_run(31, until=34, **{name: value})) == []  # a spike
     if enough == HOLD:
         over = only(plain_run(31, until=39, **{name: value}))
         assert over.steps == "steps 31 to 38, over since then"
+
+
+UNTRAINED = {
+    "gradient": {"actor/grad_norm": 0.0},
+    "advantages": {"critic/advantages/min": 0.0, "critic/advantages/max": 0.0},
+}
+
+
+@pytest.mark.parametrize("what", UNTRAINED)
+def test_a_run_that_cannot_learn(what):
+    """Ten steps are enough, and nine are not; also from the first step, which is no change."""
+    values = {name.replace("/", "__"): value for name, value in UNTRAINED[what].items()}
+    assert findings(plain_run(31, 39, **values)) == []
+    found = only(plain_run(31, 40, **values))
+    assert (found.topic, found.first, found.last) == ("untrained", 31, 40)
+    assert what in found.what and "is learned" in found.what
+    assert only(plain_run(1, 10, **values)).first == 1
+    assert only(plain_run(31, 90, until=61, **values)).is_over
+    # a validation is another call, and ends no streak
+    tracker = FindingTracker()
+    for step, metrics in plain_run(31, 40, **values).items():
+        tracker.add(step, metrics)
+        tracker.add(step, {TEST: 0.5})
+    assert [one.topic for one in tracker.findings()] == ["untrained"]
+    # one advantage that is not 0 trains something
+    assert findings(plain_run(31, critic__advantages__max=0.0)) == []
+
+
+def ramp(before, after, first, last):
+    """From one value at the step `first` to another at `last`, along a line."""
+
+    def value(step):
+        part = min(max((step - first) / (last - first), 0.0), 1.0)
+        return before + (after - before) * part
+
+    return value
 
 
 def later(before, after):
@@ -189,6 +228,80 @@ def validated(change, noise=0.0, trained=0.5):
     return {MEAN: lambda step: 0.3 + trained * step / 120, TEST: test}
 
 
+OTHER = "gdpo/b/mean"
+
+
+@pytest.mark.parametrize("steps", [1, 30, 80])
+@pytest.mark.parametrize("tokens", [100.0, 90.0])
+def test_a_reward_that_falls_while_another_rises(steps, tokens):
+    """Whatever the length does, at once or slowly; the steps are those of the fall."""
+    changes = {
+        MEAN: ramp(0.6, 0.4, 30, 30 + steps),
+        OTHER: ramp(0.3, 0.5, 30, 30 + steps),
+        "response_length/mean": later(100.0, tokens),
+    }
+    found = only(named_run(changes))
+    assert found.topic == "traded a" and not found.is_over
+    assert found.what.startswith("a fell from 0.6") and "while b rose from 0.3" in found.what
+    assert 31 <= found.first <= 31 + steps / 4 and found.last == 120
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {MEAN: ramp(0.6, 0.4, 30, 60)},  # the other one stays
+        {MEAN: ramp(0.6, 0.4, 30, 60), OTHER: ramp(0.5, 0.3, 30, 60)},  # harder prompts
+        {MEAN: ramp(0.6, 0.45, 30, 60), OTHER: ramp(0.3, 0.6, 30, 60)},
+        {MEAN: ramp(0.6, 0.4, 30, 60), OTHER: ramp(0.3, 0.37, 30, 60)},
+        {MEAN: ramp(0.6, 0.3, 30, 31), OTHER: ramp(0.3, 0.9, 50, 110)},  # not meanwhile
+        # what the other one gains, it has had before
+        {MEAN: ramp(0.6, 0.4, 60, 90), OTHER: lambda step: 0.5 if step < 30 or step > 75 else 0.3},
+    ],
+)
+def test_a_fall_that_no_other_reward_gains_from(changes):
+    assert findings(named_run(changes)) == []
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(FEW, True), (FEW + 1, False)])
+def test_of_many_rewards_one_rises_by_chance(count, is_told):
+    changes = {MEAN: ramp(0.6, 0.4, 30, 60), OTHER: ramp(0.3, 0.5, 30, 60)}
+    metrics = named_run(changes)
+    for values in metrics.values():
+        for number in range(count - 2):
+            for what, value in REWARD.items():
+                values[f"gdpo/more{number}/{what}"] = value
+    assert [one.topic for one in findings(metrics)] == ["traded a"] * is_told
+
+
+def test_a_trade_is_over_when_the_reward_is_back():
+    back = {MEAN: lambda step: 0.4 if 40 < step <= 80 else 0.6, OTHER: later(0.3, 0.5)}
+    found = only(named_run(back))
+    assert (found.topic, found.first, found.last, found.is_over) == ("traded a", 41, 80, True)
+
+
+@pytest.mark.parametrize(("gone", "count"), [(0.33, 20), (0.25, 18)])
+def test_a_large_fall_in_few_validations(gone, count):
+    """.62 until the tenth validation, and then down along a line, while training rises."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.02, 200).tolist()
+
+    def run(trained):
+        metrics = {}
+        for step in range(1, 5 * count + 1):
+            values = dict(NORMAL)
+            for what, value in REWARD.items():
+                values[f"gdpo/a/{what}"] = value
+            values[MEAN] = 0.3 + trained * step / 100
+            if step % 5 == 0:
+                values[TEST] = 0.62 - gone * max(0, step / 5 - 10) / (count - 10) + noise[step]
+            metrics[step] = values
+        return metrics
+
+    found = only(run(trained=0.5))
+    assert found.topic == "validation a" and 40 <= found.first <= 60
+    assert findings(run(trained=0.0)) == []
+
+
 @pytest.mark.parametrize(
     ("topic", "sick", "healthy"),
     [
@@ -214,20 +327,21 @@ def test_both_sides_of_a_limit(topic, sick, healthy):
     assert findings(named_run(healthy)) == []
 
 
-def test_the_trend_of_numpy():
+@pytest.mark.parametrize("count", [7, VALIDATIONS])
+def test_the_trend_of_numpy(count):
     rng = np.random.default_rng(0)
     level = Level()
-    for value in (values := rng.normal(0.5, 0.1, VALIDATIONS)):
-        level.add(value)
-    (slope, _), covariance = np.polyfit(range(VALIDATIONS), values, 1, cov=True)
+    values = rng.normal(0.5, 0.1, VALIDATIONS)
+    for step, value in enumerate(values):
+        level.add(step, value)
+    (slope, _), covariance = np.polyfit(range(count), values[-count:], 1, cov=True)
     error = covariance[0, 0] ** 0.5
-    expected = (slope * (VALIDATIONS - 1), error * (VALIDATIONS - 1))
-    assert trend(level) == pytest.approx(expected)
+    assert trend(level, count) == pytest.approx((slope * (count - 1), error * (count - 1)))
 
 
 def test_a_level_stays_what_it_was_while_it_is_broken():
     [found] = findings(plain_run(31, steps=300, actor__kl_loss=3.0))
-    assert (found.first, found.last, found.is_over) == (35, 300, False)
+    assert (found.first, found.last, found.is_over) == (31, 300, False)
 
 
 def test_a_collapse_is_measured_from_the_lowest_sample():
@@ -255,7 +369,8 @@ def test_a_step_costs_the_same_at_the_end():
         values = NORMAL | {f"gdpo/{r}/{s}": 0.5 for r in "ab" for s in ("mean", "varies", "share")}
         watch.add(step, values | {"gdpo/a/mean": 0.5 + 0.1 * (step % 2), TEST: 0.5})
         sizes[step] = size(watch.levels)
-    assert sizes[5 * LONG] == sizes[50 * LONG - 1]
+    # after as many steps of a block of ten
+    assert sizes[5 * LONG - 1] == sizes[50 * LONG - 1]
     assert watch.findings() == []
 
 

@@ -37,7 +37,11 @@ FIRST_SCREEN = 4  # charts, or more where there are more rewards
 SMOOTHED = f"{SMOOTHED_STEPS}-step mean"
 SHARE, CORRELATION, ZERO = (0.0, 1.0), (-1.0, 1.0), (0.0, 0.0)
 # {how the topic of a finding begins: the chart that shows it, if the page has it}
-SHOWN = {"ignored": "gdpo/<reward>/share", "constant": "gdpo/<reward>/varies"}
+SHOWN = {
+    "ignored": "gdpo/<reward>/share",
+    "constant": "gdpo/<reward>/varies",
+    "untrained": "actor/grad_norm",
+}
 
 # {metric: (title, unit, what the axis shows at least)}; the first screen begins with the first
 OF_TRAINING = {

@@ -21,13 +21,39 @@ CONSTANT = 0.05  # share of groups in which a reward still differs
 SURE_OF_CONSTANT = 2.0  # standard errors of that share
 AT_BOUND = 0.9  # share of samples
 COLLAPSED = 0.1  # of the way from the lowest reward of a sample to the best level of the run
+NEAR = 0.05  # of a reward's range: as good as its best
 SURE_OF_COLLAPSE = 3.0  # standard deviations of a single step's mean
 IGNORED = 0.05  # of the part that a reward would have if all that differ had the same
 SHORTER, LONGER = 0.4, 2.45  # than when the reward was best
 LOST = 0.15  # of a reward's range, while the length changes
-VALIDATIONS = 24  # that make a trend
-FALL, RISE = 0.075, 0.05  # of a reward's range: of validation, and of training meanwhile
-SURE_OF_TREND = 3.5  # standard deviations of the slope
+RISE = 0.05  # of a reward's range, in training, while it falls in validation
+STILL = 10  # steps that train nothing
+NOTHING = 1e-8  # the gradient norm, or the largest advantage, of such a step
+BLOCK = 10  # steps whose mean is compared, where a reward falls while another rises
+BLOCKS = 12  # that are kept
+TRADED, GAINED = 0.19, 0.17  # of a reward's range: what it loses, and what another gains meanwhile
+GAIN_OF_LOSS = 0.7  # what another gains of its own range, as a part of what is lost
+SURE_OF_LOSS, SURE_OF_GAIN = 5.5, 3.0  # standard deviations of a difference of two blocks
+FEW = 8  # rewards: of more, one rises by chance while another falls
+
+
+class Trend(NamedTuple):
+    """How far a reward has to fall over so many validations: large falls take few of them."""
+
+    validations: int
+    fall: float  # of a reward's range
+    errors: float  # standard errors of the slope
+
+
+# Fewer validations know their own noise less: these are quantiles of Student's t. Each is where
+# about the same share of the healthy runs is told.
+TRENDS = (
+    Trend(24, 0.075, 3.5),
+    Trend(16, 0.10, 5.8),
+    Trend(10, 0.15, 7.9),
+    Trend(7, 0.20, 12.0),
+)
+VALIDATIONS = max(trend.validations for trend in TRENDS)
 
 
 class Symptom(NamedTuple):
@@ -38,6 +64,25 @@ class Symptom(NamedTuple):
     what: str
     advice: str
     hold: int = HOLD
+    since: int | None = None  # the step at which what is seen began, if that is before this step
+
+
+class Block(NamedTuple):
+    """Some steps of a reward."""
+
+    first: int  # step
+    mean: float
+    variance: float  # of a step's mean, from one to the next
+
+
+class Trade(NamedTuple):
+    """A reward that fell, and the one that gained most meanwhile."""
+
+    since: int  # step
+    before: float  # the mean of the reward that fell
+    gained: str  # the other reward
+    gained_from: float
+    gained_to: float
 
 
 class Level:
@@ -46,12 +91,21 @@ class Level:
     def __init__(self) -> None:
         self.start = math.nan  # median of the first `USUAL` values
         self.window: deque[float] = deque(maxlen=LONG)
+        self.steps: deque[int] = deque(maxlen=LONG)  # of the window
         # the best mean of `USUAL` values, their noise, and the length of responses then
         self.best, self.noise, self.length_at_best = -math.inf, 0.0, math.nan
+        self.worse_since: int | None = None  # the first step since then at which it was worse
+        self.blocks: deque[Block] = deque(maxlen=BLOCKS)
+        self.in_block: list[float] = []
+        self.block_began = 0
+        self.highest_before = -math.inf  # of the means of blocks that are no longer kept
+        self.is_lower = False  # it has lost `TRADED` over the blocks
+        self.trade: Trade | None = None
         self.low, self.high = math.inf, -math.inf  # of a single sample; unknown is infinitely far
 
-    def add(self, value: float) -> None:
+    def add(self, step: int, value: float) -> None:
         self.window.append(value)
+        self.steps.append(step)
         if len(self.window) == USUAL:
             self.start = statistics.median(self.window)
 
@@ -66,15 +120,55 @@ class Level:
         """Return the standard error of the mean of `LONG` values."""
         return math.sqrt(sum((value - mean) * (value - mean) for value in self.latest(LONG))) / LONG
 
-    def add_mean(self, value: float, length: "Level") -> None:
+    def first_of(self, count: int, holds: Callable[[float], bool]) -> int:
+        """Return the first of the last steps, from which on this holds of most values."""
+        first = self.steps[-1]
+        most = surplus = 0
+        latest = list(zip(self.steps, self.window, strict=True))[-count:]
+        for step, value in reversed(latest):
+            surplus += 1 if holds(value) else -1
+            if surplus > most:
+                most = surplus
+                first = step
+        return first
+
+    def add_mean(self, step: int, value: float, length: "Level") -> None:
         """Take the mean of a reward at a step, which `length` has seen already."""
-        self.add(value)
+        self.add(step, value)
         before = self.latest(USUAL + RECENT)[:USUAL]
         if (mean := sum(before) / USUAL) > self.best:
             self.best = mean
             self.length_at_best = statistics.median(length.latest(USUAL + RECENT)[:USUAL])
             squares = sum((a - b) * (a - b) for a, b in pairwise(before))
             self.noise = math.sqrt(squares / (2 * USUAL - 2))
+        near = max(NEAR * (self.high - self.low), 2 * self.noise / math.sqrt(RECENT))
+        if not math.isfinite(near):
+            near = 2 * self.noise / math.sqrt(RECENT)
+        is_worse = self.mean(RECENT) < self.best - near
+        if not is_worse:
+            self.worse_since = None
+        elif self.worse_since is None:
+            self.worse_since = step
+
+    def add_to_block(self, step: int, value: float) -> bool:
+        """Take the mean of a reward at a step; return whether this step ends a block."""
+        if not self.in_block:
+            self.block_began = step
+        self.in_block.append(value)
+        if len(self.in_block) < BLOCK:
+            return False
+        squares = [(a - b) * (a - b) for a, b in pairwise(self.in_block)]
+        mean = sum(self.in_block) / BLOCK
+        if len(self.blocks) == BLOCKS:
+            self.highest_before = max(self.highest_before, self.blocks[0].mean)
+        self.blocks.append(Block(self.block_began, mean, sum(squares) / (2 * len(squares))))
+        self.in_block.clear()
+        return True
+
+    def error_of_blocks(self) -> float:
+        """Return the standard error of the difference of two blocks."""
+        variance = sum(block.variance for block in self.blocks) / len(self.blocks)
+        return math.sqrt(2 * variance / BLOCK)
 
 
 LOWER = "Lower the learning rate, and go on from a checkpoint before these steps"
@@ -140,16 +234,18 @@ Rewards = Mapping[str, Values]  # {reward: {statistic: value}} of one step
 Levels = Mapping[str, Level]  # makes a level for a new name
 
 
-def fallen_rewards(values: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
+def fallen_rewards(
+    step: int, values: Values, rewards: Rewards, levels: Levels
+) -> Iterator[Symptom]:
     """A reward that falls to almost nothing, or that falls while the length changes."""
     length = levels[LENGTH]
     if math.isfinite(tokens := values.get(LENGTH, math.nan)):
-        length.add(tokens)
+        length.add(step, tokens)
     now = statistics.median(length.latest(SPAN))
     for name, of_one in rewards.items():
         level = levels[name]
         if math.isfinite(mean := of_one.get("mean", math.nan)):
-            level.add_mean(mean, length)
+            level.add_mean(step, mean, length)
         level.low = min(level.low, of_one.get("min", math.inf))
         level.high = max(level.high, of_one.get("max", -math.inf))
         height = level.best - (level.low if math.isfinite(level.low) else 0.0)
@@ -160,6 +256,7 @@ def fallen_rewards(values: Values, rewards: Rewards, levels: Levels) -> Iterator
             height > 0 and fallen > max((1 - COLLAPSED) * height, SURE_OF_COLLAPSE * level.noise),
             f"{name} is {recent:.3g}, and was {level.best:.3g}: almost all of it is lost",
             LOWER,
+            since=level.worse_since,
         )
         then = level.length_at_best
         yield Symptom(
@@ -169,31 +266,36 @@ def fallen_rewards(values: Values, rewards: Rewards, levels: Levels) -> Iterator
             f"the responses have {now:.4g} tokens, and had {then:.4g} when {name} was best; since "
             f"then it fell from {level.best:.3g} to {recent:.3g}",
             f"Read some: another reward may pay for length alone. Give it the condition {name}",
+            since=level.worse_since,
         )
 
 
-def constant_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
+def constant_rewards(step: int, _: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
     """A reward that is the same in nearly all groups: not reached, or reached everywhere."""
     for name, of_one in rewards.items():
         if not math.isfinite(of_one.get("varies", math.nan)):
             continue
         level, mean = levels[name], of_one.get("mean", math.nan)
-        levels[f"{name}/varies"].add(of_one["varies"])
-        varies = levels[f"{name}/varies"].mean()
+        differs = levels[f"{name}/varies"]
+        differs.add(step, of_one["varies"])
+        varies = differs.mean()
         top = level.low + AT_BOUND * (level.high - level.low)
         is_reached = of_one.get("at_high", float(mean > top)) > AT_BOUND
         verdict = "is reached, and trains nothing" if is_reached else "trains nothing"
+        holds = varies + SURE_OF_CONSTANT * differs.error(varies) < CONSTANT
+        since = differs.first_of(LONG, lambda share: share < CONSTANT) if holds else None
         yield Symptom(
             f"constant {name}",
-            varies + SURE_OF_CONSTANT * levels[f"{name}/varies"].error(varies) < CONSTANT,
+            holds,
             f"{name} is {mean:.3g} and differs in {varies:.1%} of the groups of {LONG} "
             f"steps: it {verdict}",
             "If it is solved, end its weight by a schedule, or use harder prompts. Else look at "
             "its scorer, or use easier prompts, a supervised start, or more samples of a prompt",
+            since=since,
         )
 
 
-def ignored_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
+def ignored_rewards(step: int, _: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
     """A reward that differs, and has had no part in the advantage since the start."""
     differs = {
         name: of_one["varies"] * (1 - of_one.get("missing", 0.0))
@@ -205,8 +307,8 @@ def ignored_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Sym
         return
     for name in differs:
         share, least = levels[f"{name}/share"], levels[f"{name}/least"]
-        share.add(rewards[name]["share"])
-        least.add(IGNORED * differs[name] / total)
+        share.add(step, rewards[name]["share"])
+        least.add(step, IGNORED * differs[name] / total)
         varies = levels[f"{name}/varies"].mean()
         yield Symptom(
             f"ignored {name}",
@@ -214,10 +316,98 @@ def ignored_rewards(_: Values, rewards: Rewards, levels: Levels) -> Iterator[Sym
             f"{name} differs in {varies:.0%} of the groups, and its share of the update is "
             f"{share.mean():.1%}: the updates ignore it",
             "Raise its weight. If another reward cancels it, make one the condition of the other",
+            since=share.steps[0],
         )
 
 
-def fallen_validations(values: Values, _: Rewards, levels: Levels) -> Iterator[Symptom]:
+def traded_rewards(step: int, _: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
+    """A reward that falls while another one rises, whatever the length does."""
+    if len(rewards) > FEW:
+        return
+    ended = []
+    for name, of_one in rewards.items():
+        mean = of_one.get("mean", math.nan)
+        if math.isfinite(mean) and levels[name].add_to_block(step, mean):
+            ended.append(name)
+    for name in ended:
+        level = levels[name]
+        _update_trade(name, ended, levels)
+        topic = f"traded {name}"
+        if level.trade is None:
+            yield Symptom(topic, False, "", "", hold=1)
+            continue
+        trade = level.trade
+        yield Symptom(
+            topic,
+            True,
+            f"{name} fell from {trade.before:.3g} to {level.blocks[-1].mean:.3g}, while "
+            f"{trade.gained} rose from {trade.gained_from:.3g} to {trade.gained_to:.3g}",
+            f"Read some responses: {trade.gained} may pay for what {name} loses. Give it the "
+            f"condition {name}, or lower its weight",
+            hold=1,
+            since=trade.since,
+        )
+
+
+def _update_trade(name: str, ended: Sequence[str], levels: Levels) -> None:
+    """Begin the trade of a reward whose block has ended, or end it where the reward is back."""
+    level = levels[name]
+    of_range = level.high - level.low
+    if of_range <= 0:
+        return  # what is logged of it does not fit together
+    lost = max(TRADED * of_range, SURE_OF_LOSS * level.error_of_blocks())
+    now = level.blocks[-1].mean
+    if level.trade is not None:
+        if now > level.trade.before - lost / 2:
+            level.trade = None
+        return
+    was_lower = level.is_lower
+    count = _blocks_of_loss(level, lost)
+    level.is_lower = count > 0
+    # A loss is judged once, over the shortest time in which it happened: what another reward gains
+    # afterwards is not its price.
+    if level.is_lower and not was_lower:
+        level.trade = _trade(name, count, ended, levels)
+
+
+def _blocks_of_loss(level: Level, lost: float) -> int:
+    """Return in how many blocks, at least, a reward has lost so much; 0 if it has not."""
+    for count in range(1, len(level.blocks)):
+        if level.blocks[-1 - count].mean - level.blocks[-1].mean > lost:
+            return count
+    return 0
+
+
+def _trade(name: str, count: int, ended: Sequence[str], levels: Levels) -> Trade | None:
+    """Return the trade with the reward that gained most in these blocks, if that is enough."""
+    trade = None
+    blocks = levels[name].blocks
+    loss = blocks[-1 - count].mean - blocks[-1].mean
+    most = max(GAINED, GAIN_OF_LOSS * loss / (levels[name].high - levels[name].low))
+    for other in ended:
+        level = levels[other]
+        if other == name or len(level.blocks) <= count or level.high <= level.low:
+            continue
+        first = level.blocks[-1 - count]
+        last = level.blocks[-1]
+        gain = last.mean - first.mean
+        of_range = gain / (level.high - level.low)
+        is_sure = gain > SURE_OF_GAIN * level.error_of_blocks()
+        if of_range > most and is_sure and last.mean - _highest_until(level, count) > gain / 2:
+            most = of_range
+            since = blocks[-count].first
+            before = blocks[-1 - count].mean
+            trade = Trade(since, before, other, first.mean, last.mean)
+    return trade
+
+
+def _highest_until(level: Level, count: int) -> float:
+    """Return the highest mean of a block before the last ones; to be back there is no gain."""
+    kept = list(level.blocks)[:-count]
+    return max(level.highest_before, max(block.mean for block in kept))
+
+
+def fallen_validations(step: int, values: Values, _: Rewards, levels: Levels) -> Iterator[Symptom]:
     """A reward that falls in validation, over all data sources, while it rises in training."""
     tested: defaultdict[str, list[float]] = defaultdict(list)
     for key, value in values.items():
@@ -227,24 +417,42 @@ def fallen_validations(values: Values, _: Rewards, levels: Levels) -> Iterator[S
     for name, means in tested.items():
         level, test, train = (levels[key] for key in (name, f"{name}/test", f"{name}/train"))
         if math.isfinite(trained := level.mean(RECENT)):
-            test.add(sum(means) / len(means))
-            train.add(trained)
-        (change, noise), (rise, _noise) = trend(test), trend(train)
-        of_range = abs(level.high - level.low)
-        yield Symptom(
-            f"validation {name}",
-            -change > max(FALL * of_range, SURE_OF_TREND * noise) and rise > RISE * of_range,
-            f"{name} fell by {-change:.3g} in {VALIDATIONS} validations, and rose by {rise:.3g} "
-            "in training",
-            "Use the checkpoint of the best validation, and train on more prompts",
-            hold=1,
-        )
+            test.add(step, sum(means) / len(means))
+            train.add(step, trained)
+        yield _fallen_validation(name, test, train, abs(level.high - level.low))
 
 
-def trend(level: Level) -> tuple[float, float]:
-    """Return (rise of the line through the last validations, its standard error), or NaN."""
-    values, n = level.latest(VALIDATIONS), VALIDATIONS
-    middle, mean = (n - 1) / 2, sum(values) / n
+def _fallen_validation(name: str, test: Level, train: Level, of_range: float) -> Symptom:
+    """The symptom of one reward: of the longest time over which it has fallen."""
+    topic = f"validation {name}"
+    for count, fall, errors in TRENDS:
+        change, noise = trend(test, count)
+        rise, _ = trend(train, count)
+        if -change > max(fall * of_range, errors * noise) and rise > RISE * of_range:
+            return Symptom(
+                topic,
+                True,
+                f"{name} fell by {-change:.3g} in {count} validations, and rose by {rise:.3g} in "
+                "training",
+                "Use the checkpoint of the best validation, and train on more prompts",
+                hold=1,
+                since=_best_step(test, count),
+            )
+    return Symptom(topic, False, "", "", hold=1)
+
+
+def _best_step(level: Level, n: int) -> int:
+    """Return the step of the highest of the last `n` values."""
+    latest = list(zip(level.window, level.steps, strict=True))[-n:]
+    _, step = max(latest)
+    return step
+
+
+def trend(level: Level, n: int) -> tuple[float, float]:
+    """Return (rise of the line through the last `n` values, its standard error), or NaN."""
+    values = level.latest(n)
+    middle = (n - 1) / 2
+    mean = sum(values) / n
     slope = 12 * sum((k - middle) * value for k, value in enumerate(values)) / (n * (n * n - 1))
     rests = [value - mean - slope * (k - middle) for k, value in enumerate(values)]
     noise = math.sqrt(sum(rest * rest for rest in rests) / (n - 2))

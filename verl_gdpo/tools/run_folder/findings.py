@@ -25,6 +25,9 @@ from verl_gdpo.tools.run_folder.finding_rules import (
 from verl_gdpo.tools.run_folder.folder import SCORE, Metrics
 
 NAMED = 5  # metrics, in a message
+GRADIENT = "actor/grad_norm"
+ADVANTAGES = ("critic/advantages/min", "critic/advantages/max")
+UPDATES = (GRADIENT, *ADVANTAGES)
 STATISTICS = {"mean", "min", "max", "varies", "at_high", "share", "missing"}
 
 
@@ -71,16 +74,20 @@ class Streak:
 
     def add(self, step: int, symptom: Symptom) -> None:
         if not symptom.holds:
-            self.trues, self.falses = 0, self.falses + 1
+            self.trues = 0
+            self.falses += 1
             if self.falses == self.hold:
                 self.begun = None
             return
-        self.since = self.since if self.trues else step
-        self.trues, self.falses = self.trues + 1, 0
+        if self.trues == 0:
+            self.since = step if symptom.since is None else symptom.since
+        self.trues += 1
+        self.falses = 0
         if self.trues == self.hold and self.begun is None:
             self.begun = self.since
         if self.begun is not None:
-            self.steps, self.symptom = (self.begun, step), symptom
+            self.steps = (self.begun, step)
+            self.symptom = symptom
 
     def finding(self) -> Finding | None:
         if self.steps is None or self.symptom is None:
@@ -108,22 +115,52 @@ def _statistic(key: str) -> tuple[str, str] | None:
     return (reward, last) if is_of_reward and last in STATISTICS else None
 
 
-def broken_training(values: Values, _: Rewards, levels: Levels) -> Iterator[Symptom]:
+def broken_training(step: int, values: Values, _: Rewards, levels: Levels) -> Iterator[Symptom]:
     """A metric of verl that is far from what it was."""
     for name, limit in LIMITS.items():
         value = values.get(name, math.nan)
         if not math.isfinite(value):
             continue
         level = levels[name]
-        level.add(value)
-        if limit.topic not in rules.AT_ONCE:
+        level.add(step, value)
+        is_median = limit.topic not in rules.AT_ONCE
+        if is_median:
             value = median(level.latest(rules.SPAN))
         holds = limit.is_broken(value, level.start)
-        what = limit.what.format(value=value, start=level.start) if holds else ""
-        yield Symptom(limit.topic, holds, what, limit.advice)
+        what = ""
+        since = None
+        if holds:
+            what = limit.what.format(value=value, start=level.start)
+            since = _first_broken(level, limit) if is_median else step
+        yield Symptom(limit.topic, holds, what, limit.advice, since=since)
 
 
-def no_numbers(values: Values, _rewards: Rewards, _levels: Levels) -> Iterator[Symptom]:
+def _first_broken(level: Level, limit: rules.Limit) -> int:
+    """Return the step of the median's values from which they are broken."""
+    return level.first_of(rules.SPAN, lambda one: limit.is_broken(one, level.start))
+
+
+def untrained_steps(_step: int, values: Values, _: Rewards, _levels: Levels) -> Iterator[Symptom]:
+    """Steps that change nothing: the gradient, or every advantage, is 0."""
+    size = {name: abs(values[name]) for name in UPDATES if name in values}
+    if not size:
+        return  # a validation
+    has_no_gradient = size.get(GRADIENT, math.inf) <= rules.NOTHING
+    has_no_advantage = all(size.get(name, math.inf) <= rules.NOTHING for name in ADVANTAGES)
+    what = "the gradient norm is 0: nothing is learned"
+    if has_no_advantage:
+        what = "all advantages are 0: nothing is learned"
+    yield Symptom(
+        "untrained",
+        has_no_gradient or has_no_advantage,
+        what,
+        "Look at the rewards in a rollout dump: all samples of a prompt may have the same. If they "
+        "differ, look at the learning rate and at what the loss counts",
+        hold=rules.STILL,
+    )
+
+
+def no_numbers(_step: int, values: Values, _rewards: Rewards, _levels: Levels) -> Iterator[Symptom]:
     """Any logged number, of training or validation, that is NaN or infinite at any step."""
     bad = sorted(name for name, value in values.items() if not math.isfinite(value))
     shown = bad[:NAMED]
@@ -139,10 +176,12 @@ def no_numbers(values: Values, _rewards: Rewards, _levels: Levels) -> Iterator[S
     )
 
 
-RULES: tuple[Callable[[Values, Rewards, Levels], Iterator[Symptom]], ...] = (
+RULES: tuple[Callable[[int, Values, Rewards, Levels], Iterator[Symptom]], ...] = (
     no_numbers,
     broken_training,
+    untrained_steps,
     rules.fallen_rewards,
+    rules.traded_rewards,
     rules.constant_rewards,
     rules.ignored_rewards,
     rules.fallen_validations,
@@ -160,7 +199,7 @@ class FindingTracker:
         """Take one step. Its validation may follow as another call for the same step."""
         rewards = rewards_of(values)
         for rule in RULES:
-            for symptom in rule(values, rewards, self.levels):
+            for symptom in rule(step, values, rewards, self.levels):
                 self.streaks.setdefault(symptom.topic, Streak(symptom.hold)).add(step, symptom)
 
     def findings(self) -> list[Finding]:
