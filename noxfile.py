@@ -228,7 +228,7 @@ def package(session: nox.Session) -> None:
 
 
 # a narrow screen breaks the lines of code, and does not cut them
-NARROW = """@media screen and (max-width: 480px) {
+NARROW = """@media screen and (max-width: 600px) {
   .md-typeset pre > code { white-space: pre-wrap; overflow-wrap: anywhere; }
   .md-typeset :not(pre) > code { overflow-wrap: anywhere; }
 }
