@@ -185,7 +185,7 @@ def test_a_trainer_of_verls_runs_in_its_own_folder(verl, tmp_path):
     done, saved, given = verl()
     assert done.returncode == 0, done.stderr
     assert given[-1] == "trainer.logger=[console,wandb,file]"
-    first, second, *steps = done.stdout.splitlines()
+    first, second, *steps, last = done.stdout.splitlines()
     assert first == (
         f"verl-gdpo run: `file` is added to trainer.logger: the metrics are in {saved}/metrics"
     )
@@ -193,6 +193,7 @@ def test_a_trainer_of_verls_runs_in_its_own_folder(verl, tmp_path):
     shown = [line.partition("] ")[2] for line in steps]
     assert shown[0] == "step    1  score 0.100" and shown[2] == "step    3  score 0.300"
     assert re.fullmatch(r"step    2  score 0.200  \d s left of 3 steps", shown[1])
+    assert last == (f"verl-gdpo run: finished; its rewards and findings: verl-gdpo summary {saved}")
     assert (saved / "train.log").read_text() == "Total training steps: 3\n"
     # The other tools find it there.
     save_checkpoint(saved, 3)

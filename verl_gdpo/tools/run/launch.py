@@ -228,6 +228,9 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(command.folder, ignore_errors=True)
     elif end.report:
         print(end.report, file=sys.stderr)
+    elif end.reason == "finished" and options.run_dir is None:
+        folder = shlex.quote(str(command.folder))
+        _say(f"finished; its rewards and findings: verl-gdpo summary {folder}")
     return end.exit_code
 
 
