@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 from byte_tokenizer import make_tokenizer
+from omegaconf import OmegaConf
 from quick_composition import compose_quickly
 from repository import REPO
 from rows_for_check import MODEL_CONFIG
@@ -16,6 +17,7 @@ from saved_checkpoint import save_checkpoint
 
 from verl_gdpo.tools.check.asked import ask_verl, what_filters_lack
 from verl_gdpo.tools.check.asked.answers import Answers
+from verl_gdpo.tools.check.asked.idle import IDLE
 from verl_gdpo.tools.check.asked.models import folder_of_model
 from verl_gdpo.tools.compose import PLAIN
 
@@ -56,18 +58,28 @@ def data(tmp_path_factory):
         "new_kind": {"model_type": "qwen99"},
         "no_class": {"architectures": None},
         "own_code": {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "qwen99"},
+        "short": {"max_position_embeddings": 256},
+        "no_weights": {"max_position_embeddings": 2048},
     }
     for name, values in models.items():
         make_tokenizer(folder / name)
         (folder / name / "config.json").write_text(json.dumps(MODEL_CONFIG | values))
+        if name != "no_weights":
+            (folder / name / "model.safetensors").write_text("")
     (folder / "file.py").write_text("")
+    (folder / "no_dataset.py").write_text("class Rows: pass")
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}")
     (folder / "tools.yaml").write_text(TOOLS.format(name="BaseTool"))
     (folder / "no_tools.yaml").write_text(TOOLS.format(name="BaseTol"))
     (folder / "loops.yaml").write_text(LOOPS.format(name="SingleTurnAgentLoop"))
     (folder / "no_loops.yaml").write_text(LOOPS.format(name="SingleTurnAgentLop"))
-    save_checkpoint(folder / "finished", 30)
+    (folder / "empty_tools.yaml").write_text("tools: []")
+    (folder / "nameless_loops.yaml").write_text(
+        LOOPS.format(name="X").replace("name: mine", "a: b")
+    )
+    save_checkpoint(folder / "finished", 30, ranks=4)
+    save_checkpoint(folder / "two_gpus", 30, ranks=2)
     return folder
 
 
@@ -76,11 +88,12 @@ def answers(data, monkeypatch, tmp_path):
     """What verl answers to the command with more overrides; the last one of a key counts."""
     monkeypatch.chdir(tmp_path)
 
-    def ask(added):
+    def ask(added, is_elsewhere=False):
         given = {}
         for argument in shlex.split(f"{COMMAND} {added}".replace("DATA", str(data))):
             given[argument.lstrip("+").partition("=")[0]] = argument
-        found = ask_verl(compose_quickly(None, PLAIN, list(given.values())), STEPS)
+        config = compose_quickly(None, PLAIN, list(given.values()))
+        found = ask_verl(config, STEPS, is_elsewhere)
         assert list(tmp_path.iterdir()) == []
         return found
 
@@ -88,10 +101,10 @@ def answers(data, monkeypatch, tmp_path):
 
 
 def lines_of(name):
-    """Two of three take a minute, and rarely fail."""
+    """Four of five take a minute, and rarely fail."""
     lines = (REPO / "tests" / "tools" / f"asked_{name}.txt").read_text().splitlines()
     for number, line in enumerate(line for line in lines if not line.startswith("#")):
-        yield pytest.param(line, marks=pytest.mark.slow if number % 3 else ())
+        yield pytest.param(line, marks=pytest.mark.slow if number % 5 else ())
 
 
 @pytest.mark.parametrize("line", [*lines_of("mistakes")])
@@ -111,6 +124,57 @@ def test_a_healthy_run_is_not_refused(answers, added):
     assert (found.problems, found.warnings) == ([], [])
     unasked = [note for note in found.notes if "could not be asked" in note]
     assert unasked == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor_rollout_ref.model.path",
+        "actor_rollout_ref.model.tokenizer_path",
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path",
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+        "actor_rollout_ref.rollout.router_config_path",
+        "data.custom_cls.path",
+        "+ray_kwargs.ray_init.runtime_env.working_dir",
+        "trainer.resume_mode=resume_path trainer.resume_from_path",
+    ],
+)
+def test_what_another_machine_may_have_is_a_warning(answers, key):
+    """If the folder around it is not here: a wrong name in a folder that is here is a problem."""
+    found = answers(f"{key}=/no_such_folder/global_step_4", is_elsewhere=True)
+    assert found.problems == []
+    assert any("it may be where the run is" in text for text in found.warnings)
+    found = answers(f"{key}=DATA/global_step_4", is_elsewhere=True)
+    assert any("there is no" in text or "no model is there" in text for text in found.problems)
+
+
+def test_a_module_of_another_machine_is_a_warning(answers):
+    key = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+    found = answers(f"{key}=no_such_package.Manager", is_elsewhere=True)
+    assert found.problems == []
+    assert any("it may be where the run is" in text for text in found.warnings)
+    found = answers(f"{key}=verl.no_such_module.Manager", is_elsewhere=True)
+    assert len(found.problems) == 1
+
+
+def test_files_of_hydra_may_be_in_a_package_of_another_machine(checks):
+    place = "hydra.searchpath=[pkg://no_such_package.config]"
+    code, output, _ = checks("--elsewhere", place, "actor@actor_rollout_ref.actor=theirs")
+    assert code == 0
+    assert "warning: hydra.searchpath: no_such_package is not installed here" in output
+    code, _, _ = checks(place, "actor@actor_rollout_ref.actor=theirs")
+    assert code == 1
+
+
+def test_idle_settings_are_keys_of_verls_with_its_defaults():
+    """One of another name or default would warn of nothing, or of each run."""
+    config = compose_quickly(None, PLAIN, [])
+    for idle in IDLE:
+        value = OmegaConf.select(config, idle.key)
+        if idle.key.endswith("repetition_penalty"):
+            assert value is None  # It is a key of verl's class alone.
+        else:
+            assert value == idle.default, idle.key
 
 
 def test_an_unknown_function_of_verl_refuses_nothing():

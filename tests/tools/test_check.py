@@ -525,8 +525,8 @@ def test_the_critic_is_checked_without_a_hub(plain):
     code, _, messages = plain(*gae, "critic.ppo_mini_batch_size=7", "critic.model.path=./critic")
     assert code == 1
     first, second = messages_of(messages)
-    assert first.startswith("critic.model.path=./critic: no model is there")
-    assert second == "train_batch_size (6) must be >= critic.ppo_mini_batch_size (7)"
+    assert second.startswith("critic.model.path=./critic: no model is there")
+    assert first == "train_batch_size (6) must be >= critic.ppo_mini_batch_size (7)"
 
 
 def test_what_is_allowed_but_hardly_meant(plain, data):

@@ -466,13 +466,18 @@ def test_rows_with_pictures_are_named(made):
 
 
 def test_tools_that_cannot_be_read_are_refused(made, tmp_path):
-    with pytest.raises(ValueError, match=r"data.tool_config_path=/no/such.yaml, usually of act"):
-        made(template(), "actor_rollout_ref.rollout.multi_turn.tool_config_path=/no/such.yaml")
+    """Of a file that is not here, nothing is counted; `asked.files` says that it is not here."""
+    path = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+    _, of_run = made(template(), f"{path}=/no/such.yaml")
+    assert of_run.unknown_tools == ["/no/such.yaml"]
+    (tmp_path / "broken.yaml").write_text("tools: [{class_name: a.B, tool_schema: 1}]")
+    broken = f"{tmp_path}/broken.yaml"
+    with pytest.raises(ValueError, match=f"data.tool_config_path={broken}, usually of act"):
+        made(template(), f"{path}={broken}")
     config = json.loads(tools_config(["weather", "now"]))
     del config["tools"][0]["tool_schema"]
     (tmp_path / "tools.yaml").write_text(json.dumps(config))
-    path = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/tools.yaml"
-    _, of_run = made(template(), path)
+    _, of_run = made(template(), f"{path}={tmp_path}/tools.yaml")
     assert of_run.unknown_tools == ["tool_loop.Tool"] and len(of_run.tools) == 1
 
 

@@ -92,6 +92,8 @@ MOVED: Mapping[str, str] = {
     "reward_model.reward_loop_source": "reward.reward_manager.source",
     "reward_model.reward_manager": "reward.reward_manager.name",
 }
+# {a block that verl's configuration had once: the one that has its keys now}
+OLDER_BLOCKS: Mapping[str, str] = {"critic.model.fsdp_config": "critic.fsdp"}
 # {a key that names code of the user's: the blocks that this code gets}
 NAMES_CODE: Mapping[str, tuple[str, ...]] = {
     "data.custom_cls.path": ("data",),
@@ -391,6 +393,8 @@ def _near(block: str, name: str) -> str | None:
 
 def _near_keys(block: str, name: str) -> list[str]:
     """Return the keys that look as if one of them were meant."""
+    if _join(block, name) in OLDER_BLOCKS:
+        return [OLDER_BLOCKS[_join(block, name)]]
     if name in OTHER_NAMES:
         meant = OTHER_NAMES[name]
         own_name = meant.rpartition(".")[2]

@@ -86,6 +86,22 @@ def _accused(overrides: Sequence[str], error: Exception) -> str | None:
     return None
 
 
+def packages_searched(overrides: Sequence[str]) -> list[str]:
+    """Return the packages in which `hydra.searchpath` lets Hydra look for files, and that are not
+    installed here.
+    """
+    missing = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.lstrip("+") != "hydra.searchpath":
+            continue
+        for place in value.strip("[]").split(","):
+            package = place.strip(" '\"").removeprefix("pkg://").partition(".")[0]
+            if place.strip(" '\"").startswith("pkg://") and find_spec(package) is None:
+                missing.append(package)
+    return missing
+
+
 def file_of_verl(module: str) -> Path:
     """Return the file of a module of verl's, which need not exist; it imports nothing.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from verl_gdpo.tools.check.output import Output, message_of
-from verl_gdpo.tools.compose import add_config_arguments, compose_accepted
+from verl_gdpo.tools.compose import add_config_arguments, compose_accepted, packages_searched
 
 
 @contextmanager
@@ -121,6 +121,13 @@ def _printed(options: argparse.Namespace) -> int:
 
 
 def _check(output: Output, options: argparse.Namespace) -> None:
+    missing = packages_searched(options.overrides)
+    if options.elsewhere and missing:
+        output.warnings.append(
+            f"hydra.searchpath: {', '.join(missing)} is not installed here, so the configuration "
+            "cannot be composed, and nothing of it was checked. It may be where the run is"
+        )
+        return
     composed = output.ask(compose_accepted, options)
     if composed is None:
         return

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
-from verl_gdpo.tools.check.output import message_of
+from verl_gdpo.tools.check.output import message_of, missing_module
 
 T = TypeVar("T")
 
 MOST = 8  # mistakes that one question may find
 # A text of fewer letters, such as `on`, stands in messages that are about something else.
 SHORTEST = 3
+ABSENT = object()
 
 
 def refusals(
@@ -34,6 +35,9 @@ def refusals(
         return question(config), []
     except Exception as error:
         mistakes = [error]
+    if missing_module(mistakes[0]) is not None:
+        # With verl's module in its place, what fits the missing one would be refused.
+        return None, mistakes
     mended = deepcopy(config)
     while len(mistakes) < MOST:
         following = _next_mistake(question, mended, defaults, message_of(mistakes[-1]))
@@ -84,7 +88,9 @@ def _accused(config: Any, defaults: Any, message: str) -> Iterator[tuple[str, An
     words = set(re.findall(r"\w+", message))
     for key in _leaves(config):
         value = OmegaConf.select(config, key, throw_on_missing=False)
-        default = OmegaConf.select(defaults, key, throw_on_missing=False)
+        default = OmegaConf.select(defaults, key, throw_on_missing=False, default=ABSENT)
+        if default is ABSENT:
+            continue  # It is of another engine than verl's default one.
         is_named = key.rpartition(".")[2] in words
         is_quoted = isinstance(value, str) and len(value) >= SHORTEST and value in message
         if not is_named and not is_quoted:

@@ -157,10 +157,9 @@ def _look(output: Output, config: Any, defaults: Any, options: argparse.Namespac
         return
     output.note(output.ask(choose, config))
     output.refuse(rules.unknown_names, config)
-    output.refuse(machine.missing_models, config)
     for question in (
         verl_questions.what_validation_prints,
-        verl_questions.make_rollout_config_and_dataset_class,
+        verl_questions.make_rollout_config,
         verl_questions.make_optimizer,
     ):
         output.note(_asked_again(output, question, mended, defaults))
@@ -219,7 +218,7 @@ def _say_what_verl_answers(
     output: Output, config: Any, steps: int | None, is_elsewhere: bool
 ) -> None:
     """Ask verl's own code what it makes of the configuration."""
-    answers = output.ask(asked.ask_verl, config, steps, is_elsewhere, output.modules_elsewhere)
+    answers = output.ask(asked.ask_verl, config, steps, is_elsewhere)
     if answers is not None:
         output.problems += answers.problems
         output.warnings += answers.warnings
@@ -364,7 +363,7 @@ def _say_what_rows_lack(
             output.warn(prompts.unusable_prompts, config, key, of_run, lengths)
     if of_run is not None and of_run.unknown_tools:
         output.warnings.append(
-            f"{', '.join(of_run.unknown_tools)}: the file of tools has no tool_schema of these, so "
+            f"{', '.join(of_run.unknown_tools)}: no file here has a tool_schema of these, so "
             "their tokens are not counted in the prompts"
         )
 

@@ -16,7 +16,7 @@ from requests.utils import get_netrc_auth
 import verl_gdpo
 from verl_gdpo.hooks.configuration import has_own_scorer
 from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
-from verl_gdpo.tools.check.verl_questions import VERSION, import_parts, trains_critic
+from verl_gdpo.tools.check.verl_questions import VERSION, import_parts
 from verl_gdpo.tools.run import ray_folders
 from verl_gdpo.tools.run.checkpoints import step_of, whole_checkpoint
 
@@ -174,21 +174,6 @@ def missing_packages(config: Any) -> list[str]:
             "attention=auto), or install the package flash-attn in a build for this torch"
         )
     return problems
-
-
-def missing_models(config: Any) -> list[str]:
-    """A sentence for each model that is a folder without a model; verl looks up names on a hub."""
-    keys = ["actor_rollout_ref.model.path"]
-    keys += ["critic.model.path"] if trains_critic(config) else []
-    keys += ["reward.reward_model.model_path"] if config.reward.reward_model.enable else []
-    of_a_folder = (str(config.get("data_dir") or "/"), "/", ".", "~")
-    return [
-        f"{key}={path}: no model is there (no config.json). Name the folder of a model, or one of "
-        "a hub such as Qwen/Qwen2.5-1.5B-Instruct. For tool_rl without a GPU, a tiny policy is in "
-        "cpu/tool_rl_policy, beside the folder of `verl-gdpo recipes`"
-        for key, path in ((key, str(OmegaConf.select(config, key))) for key in keys)
-        if path.startswith(of_a_folder) and not (Path(path).expanduser() / "config.json").is_file()
-    ]
 
 
 def missing_trackers(config: Any) -> list[str]:

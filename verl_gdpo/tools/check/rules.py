@@ -49,6 +49,7 @@ NAMED = (
 # what they do with one response; `configuration.py` refuses it with gdpo
 ALONE = dict.fromkeys(("grpo", "grpo_vectorized", "rloo", "opo"), "its advantage is its score")
 ALONE |= {"rloo_vectorized": "its advantage is 0", "grpo_passk": "verl stops at the first step"}
+LARGE_RATE = 0.01
 # they compare the responses to one prompt; others have a baseline of another kind
 COMPARING = ("gdpo", *ALONE)
 
@@ -200,6 +201,15 @@ def hardly_meant(config: Any) -> list[str]:
             estimator in ALONE and rollout.n == 1,
             f"[{ROLLOUT}.n] with adv_estimator={estimator}: there is nothing to compare a response "
             f"with, so {ALONE.get(estimator)}",
+        ),
+        (
+            config.actor_rollout_ref.actor.optim.lr > LARGE_RATE,
+            f"[{ACTOR}.optim.lr]: a policy is lost with steps of this size; verl's default is 1e-6",
+        ),
+        (
+            rollout.val_kwargs.n > 1 and rollout.val_kwargs.temperature <= 0,
+            f"[{ROLLOUT}.val_kwargs.n] with [{ROLLOUT}.val_kwargs.temperature]: all responses to a "
+            "prompt would be the same. Set a temperature, as 0.6, or val_kwargs.n=1",
         ),
         (
             validates_only(config),

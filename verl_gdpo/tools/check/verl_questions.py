@@ -176,18 +176,15 @@ def known_names(key: str) -> list[str]:
     return sorted({str(getattr(name, "value", name)) for name in names})
 
 
-def make_rollout_config_and_dataset_class(config: Any) -> None:
-    """Make what verl makes of the configuration in its workers, without starting them.
+def make_rollout_config(config: Any) -> None:
+    """Make what verl makes of the rollout's block in its workers, without starting them.
 
     Raises:
-        Exception: verl refuses `actor_rollout_ref.rollout` or `data.custom_cls`.
+        Exception: verl refuses `actor_rollout_ref.rollout`.
     """
     from verl.utils.config import omega_conf_to_dataclass
-    from verl.utils.dataset.rl_dataset import get_dataset_class
 
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-    with redirect_stdout(StringIO()):
-        get_dataset_class(config.data)
 
 
 def trains_critic(config: Any) -> bool:
@@ -300,11 +297,12 @@ def count_tokens(
 def tool_schemas(config: Any) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the schemas of the tools that verl's dataset counts in each prompt.
 
-    The second list names classes of tools whose schema no file has: only the tool itself tells it.
+    The second list names classes of tools whose schema no file has, because only the tool itself
+    tells it, and files that are not here.
     No tool is made. A file of functions is imported.
 
     Raises:
-        ValueError: a file is not there, or is not what verl reads; the message names the key.
+        ValueError: a file is not what verl reads; the message names the key.
     """
     schemas: list[Any] = []
     unknown: list[str] = []
@@ -317,6 +315,10 @@ def tool_schemas(config: Any) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         try:
             of_file, without_schema = read(str(path))
+        except FileNotFoundError:
+            # That it is not here is said of the rollout's keys, which these follow.
+            unknown.append(str(path))
+            continue
         except Exception as error:
             raise ValueError(
                 f"data.{key}={path}, usually of actor_rollout_ref.rollout.multi_turn: the tools "

@@ -1,7 +1,8 @@
 """What verl answered: problems, warnings and notes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.errors import HydraException, InstantiationException
@@ -33,13 +34,13 @@ class Answers:
 
     Each is a list of sentences.
 
-    modules_elsewhere: modules whose absence is a warning, because the run is on another machine.
+    is_elsewhere: the run will be on another machine. That a package is missing here is a warning.
     """
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    modules_elsewhere: Collection[str] = ()
+    is_elsewhere: bool = False
 
     def ask(
         self, key: str, question: Callable[..., T], *arguments: Any, remedy: str = ""
@@ -55,7 +56,7 @@ class Answers:
         try:
             return question(*arguments)
         except REFUSALS as error:
-            if missing_module(error) in self.modules_elsewhere:
+            if self.is_elsewhere and missing_module(error) is not None:
                 self.warnings.append(_sentence(key, error, MAY_BE_THERE))
             else:
                 self.problems.append(_sentence(key, error, remedy))
@@ -65,6 +66,17 @@ class Answers:
                 f"{type(error).__name__}: {error}"
             )
         return None
+
+    def lack(self, path: str, sentence: str) -> None:
+        """Say that a file or a folder of the run is not here.
+
+        Another machine may have it: then it is a warning. But if the folder around it is here, its
+        own name is wrong.
+        """
+        if self.is_elsewhere and not is_around_here(path):
+            self.warnings.append(f"{sentence}. {MAY_BE_THERE}")
+        else:
+            self.problems.append(sentence)
 
     def look(self, part: str, question: Callable[..., None], *arguments: Any) -> None:
         """Ask all questions about a part of a run; a note says if verl is another than ours.
@@ -79,6 +91,18 @@ class Answers:
                 f"{part}: not checked, because verl {VERSION} could not be asked: "
                 f"{type(error).__name__}: {error}"
             )
+
+
+def is_around_here(path: str) -> bool:
+    """Whether the folder in which a file or a folder would lie is on this machine.
+
+    A path that begins with a dot is meant from where the command is given. Each machine has a root
+    and a home.
+    """
+    if path.startswith("."):
+        return True
+    around = Path(path).expanduser().absolute().parent
+    return around.is_dir() and around not in (Path("/"), Path.home())
 
 
 def _sentence(key: str, error: Exception, remedy: str) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from verl_gdpo.tools.check.asked.answers import Answers
-from verl_gdpo.tools.check.asked.roles import ACTOR, MODEL, REF, ROLLOUT, Roles
+from verl_gdpo.tools.check.asked.roles import ACTOR, MODEL, REF, ROLLOUT, Roles, engine_key
+from verl_gdpo.tools.check.verl_questions import VERSION
 
 
 def look_at_batches(config: Any, roles: Roles, answers: Answers) -> None:
@@ -24,12 +25,8 @@ def look_at_batches(config: Any, roles: Roles, answers: Answers) -> None:
         parts = _data_parallel_size(ref.engine, gpus)
         what = "the reference's probabilities in a step"
         _divide(key, ref.ppo_micro_batch_size_per_gpu, step, parts, what, answers)
-    if critic is not None and not critic.use_dynamic_bsz:
-        key = "critic.ppo_micro_batch_size_per_gpu"
-        parts = _data_parallel_size(critic.engine, gpus)
-        samples = critic.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-        what = "an update of the critic"
-        _divide(key, critic.ppo_micro_batch_size_per_gpu, samples, parts, what, answers)
+    if critic is not None:
+        _divide_for_critic(config, critic, gpus, answers)
 
 
 def _divide_for_actor(config: Any, actor: Any, step: int, gpus: int, answers: Answers) -> None:
@@ -44,6 +41,33 @@ def _divide_for_actor(config: Any, actor: Any, step: int, gpus: int, answers: An
         key = f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"
         what = "the policy's probabilities in a step"
         _divide(key, rollout.log_prob_micro_batch_size_per_gpu, step, parts, what, answers)
+
+
+def _divide_for_critic(config: Any, critic: Any, gpus: int, answers: Answers) -> None:
+    """Nobody hands the critic's micro-batches to its engine, which cuts its batches by tokens.
+
+    verl.trainer.ppo.v1.trainer_base.PPOTrainer._setup sets two numbers of tokens of the engine, and
+    leaves `EngineConfig.use_dynamic_bsz` at True.
+    """
+    parts = _data_parallel_size(critic.engine, gpus)
+    samples = critic.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    if parts is None:
+        return
+    if samples % parts:
+        # verl.workers.engine_workers.TrainingWorker.train_mini_batch
+        answers.problems.append(
+            f"critic.ppo_mini_batch_size={critic.ppo_mini_batch_size} with {ROLLOUT}.n="
+            f"{config.actor_rollout_ref.rollout.n}: {samples} samples cannot be shared equally by "
+            f"{parts} GPUs"
+        )
+        return
+    size = critic.ppo_micro_batch_size_per_gpu
+    if not critic.use_dynamic_bsz and size is not None and (samples // parts) % max(size, 1):
+        answers.warnings.append(
+            f"critic.ppo_micro_batch_size_per_gpu={size}: each GPU has {samples // parts} samples "
+            f"in an update of the critic, which is no multiple of that. verl {VERSION} does not "
+            "read it, and cuts the critic's batches by critic.ppo_infer_max_token_len_per_gpu"
+        )
 
 
 def _skips_old_probabilities(config: Any) -> bool:
@@ -75,7 +99,7 @@ def _look_at_mesh(key: str, engine: Any, gpus: int, answers: Answers) -> None:
         _look_at_experts(key, engine, gpus, answers)
     if "FSDP" not in type(engine).__name__:
         return
-    prefix = f"{key}.fsdp" if key == "critic" else f"{key}.fsdp_config"
+    prefix = engine_key(key)
     split = engine.ulysses_sequence_parallel_size
     if gpus % split:
         answers.problems.append(
@@ -185,7 +209,7 @@ def _look_at_budgets(config: Any, roles: Roles, answers: Answers) -> None:
     if roles.ref is not None and roles.ref.use_dynamic_bsz:
         tokens = roles.ref.ppo_max_token_len_per_gpu
         budgets.append((f"{REF}.log_prob_max_token_len_per_gpu", tokens, roles.ref.engine))
-    if roles.critic is not None and roles.critic.use_dynamic_bsz:
+    if roles.critic is not None:
         tokens = roles.critic.ppo_infer_max_token_len_per_gpu
         key = "critic.ppo_infer_max_token_len_per_gpu"
         budgets.append((key, tokens, roles.critic.engine))
@@ -205,37 +229,57 @@ def look_at_parallelism_of_model(config: Any, roles: Roles, model: Any, answers:
     Args:
         model: the transformers configuration of the policy.
     """
+    heads = _heads(model)
+    tensor_parallel = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    # vLLM: ModelConfig.verify_with_parallel_config; SGLang asserts it in each attention layer.
+    if heads is not None and heads[0] % tensor_parallel:
+        answers.problems.append(
+            f"{ROLLOUT}.tensor_model_parallel_size={tensor_parallel}: the model at {MODEL}.path "
+            f"has {heads[0]} attention heads, which is no multiple of that. Set a divisor of "
+            f"{heads[0]}"
+        )
+    for key, role in roles.with_engines():
+        if key != "critic":  # It may have another model.
+            look_at_heads(key, role, MODEL, model, answers)
+
+
+def _heads(model: Any) -> tuple[int, int] | None:
+    """Return a model's numbers of attention heads and of key-value heads; None without them."""
     text = model.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     groups = getattr(text, "num_key_value_heads", None) or heads
-    if not isinstance(heads, int) or not isinstance(groups, int):
+    if isinstance(heads, int) and isinstance(groups, int):
+        return heads, groups
+    return None
+
+
+def look_at_heads(key: str, role: Any, model_key: str, model: Any, answers: Answers) -> None:
+    """Compare the parallelism of a role's engine with the heads of its model.
+
+    Args:
+        model_key: of the model's block.
+        model: its transformers configuration.
+    """
+    numbers = _heads(model)
+    if numbers is None:
         return
-    have = f"the model at {MODEL}.path has {heads} attention heads"
-    tensor_parallel = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    # vLLM: ModelConfig.verify_with_parallel_config; SGLang asserts it in each attention layer.
-    if heads % tensor_parallel:
-        answers.problems.append(
-            f"{ROLLOUT}.tensor_model_parallel_size={tensor_parallel}: {have}, which is no multiple "
-            f"of that. Set a divisor of {heads}"
-        )
-    for key, role in roles.with_engines():
-        if key == "critic":
-            continue  # It may have another model.
-        engine = role.engine
-        if "FSDP" in type(engine).__name__:
-            split = engine.ulysses_sequence_parallel_size
-            # verl.models.transformers.monkey_patch.apply_monkey_patch
-            if heads % split or (groups % split and split % groups):
-                answers.problems.append(
-                    f"{key}.fsdp_config.ulysses_sequence_parallel_size={split}: {have} and "
-                    f"{groups} key-value heads; expected a divisor of {heads} that divides "
-                    f"{groups} too, or is a multiple of it"
-                )
-        elif "Mcore" in type(engine).__name__:
-            split = engine.tensor_model_parallel_size
-            # megatron.core.transformer.TransformerConfig.__post_init__
-            if heads % split:
-                answers.problems.append(
-                    f"{key}.megatron.tensor_model_parallel_size={split}: {have}, which is no "
-                    f"multiple of that. Set a divisor of {heads}"
-                )
+    heads, groups = numbers
+    have = f"the model at {model_key}.path has {heads} attention heads"
+    engine = role.engine
+    if "FSDP" in type(engine).__name__:
+        split = engine.ulysses_sequence_parallel_size
+        # verl.models.transformers.monkey_patch.apply_monkey_patch
+        if heads % split or (groups % split and split % groups):
+            answers.problems.append(
+                f"{engine_key(key)}.ulysses_sequence_parallel_size={split}: {have} and "
+                f"{groups} key-value heads; expected a divisor of {heads} that divides "
+                f"{groups} too, or is a multiple of it"
+            )
+    elif "Mcore" in type(engine).__name__:
+        split = engine.tensor_model_parallel_size
+        # megatron.core.transformer.TransformerConfig.__post_init__
+        if heads % split:
+            answers.problems.append(
+                f"{key}.megatron.tensor_model_parallel_size={split}: {have}, which is no "
+                f"multiple of that. Set a divisor of {heads}"
+            )

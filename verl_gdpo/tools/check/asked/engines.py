@@ -11,7 +11,15 @@ from omegaconf import ListConfig, OmegaConf
 
 from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.tools.check.asked.answers import Answers
-from verl_gdpo.tools.check.asked.roles import ACTOR, MODEL, REF, ROLLOUT, Roles, lora_rank
+from verl_gdpo.tools.check.asked.roles import (
+    ACTOR,
+    MODEL,
+    REF,
+    ROLLOUT,
+    Roles,
+    engine_key,
+    lora_rank,
+)
 from verl_gdpo.tools.check.verl_questions import STRATEGIES, trains_critic
 
 # vllm.config.model.ModelDType; the choices of --dtype in sglang.srt.server_args
@@ -25,6 +33,14 @@ LOAD_FORMATS = (
     *("remote_instance", "rdma", "local_cached", "private", "megatron"),
     *("dummy_dtensor", "dummy_hf", "dummy_megatron", "dtensor"),
 )
+# vllm.config.model.LogprobsMode, vllm.config.scheduler.SchedulerPolicy
+LOGPROBS_MODES = ("raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs")
+POLICIES = ("fcfs", "priority")
+# verl.workers.rollout.vllm_rollout.vllm_async_server.vLLMHttpServer._apply_quantization, and
+# verl.workers.rollout.sglang_rollout.async_sglang_server.SGLangHttpServer.launch_server
+QUANTIZATIONS = {"vllm": ("fp8", "torchao", "ascend"), "sglang": ("fp8",)}
+# how the engines call the length of a model
+LENGTHS = {"vllm": "max_model_len", "sglang": "context_length"}
 # verl.checkpoint_engine: what its modules register. One whose package is not here does not.
 CHECKPOINT_ENGINES = ("naive", "nccl", "nixl", "kimi_ckpt_engine", "mooncake", "delta_sharded")
 # verl.utils.checkpoint.checkpoint_manager.BaseCheckpointManager.should_save_model and its siblings
@@ -34,6 +50,13 @@ PROFILERS = ("nsys", "npu", "torch", "torch_memory", "precision_debugger")
 # verl.utils.rollout_trace.RolloutTraceConfig.init takes any other name for none
 TRACERS = ("weave", "mlflow", "trackio")
 DEVICES = ("cuda", "npu", "cpu", "xpu", "musa", "mlu")
+STRATEGIES_OF_ENGINES = {
+    "FSDPEngineConfig": ("fsdp", "fsdp2", "fsdp_turbo"),
+    "McoreEngineConfig": ("megatron",),
+    "VeOmniEngineConfig": ("veomni",),
+    "TorchtitanEngineConfig": ("torchtitan",),
+    "AutomodelEngineConfig": ("automodel",),
+}
 # verl.models.transformers.monkey_patch.patch_forward_with_backends
 KERNELS = ("triton", "torch", "liger")
 # verl.workers.rollout.vllm_rollout.utils.get_vllm_max_lora_rank, which needs vLLM to be imported
@@ -44,8 +67,13 @@ AT_LEAST_1 = (
     f"{ROLLOUT}.max_num_batched_tokens",
     f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
     f"{ROLLOUT}.multi_turn.max_parallel_calls",
+    f"{ROLLOUT}.multi_turn.max_tool_response_length",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    "data.filter_overlong_prompts_workers",  # datasets.Dataset.filter, its num_proc
 )
+AT_LEAST_0 = ("algorithm.kl_ctrl.kl_coef", "critic.cliprange_value")
 SHARES = ("algorithm.gamma", "algorithm.lam")
+QUEUE = "transfer_queue.backend"
 SIDES = ("left", "right", "middle")  # verl.experimental.agent_loop.tool_agent_loop
 
 
@@ -55,6 +83,11 @@ def look_at_names(config: Any, roles: Roles, answers: Answers) -> None:
     if rollout.name in ("vllm", "sglang"):
         _refuse_unknown(config, f"{ROLLOUT}.dtype", DTYPES_OF_ROLLOUT, answers)
         _refuse_unknown(config, f"{ROLLOUT}.load_format", LOAD_FORMATS, answers)
+        known = QUANTIZATIONS[rollout.name]
+        _refuse_unknown(config, f"{ROLLOUT}.quantization", known, answers)
+    if rollout.name == "vllm":
+        _refuse_unknown(config, f"{ROLLOUT}.logprobs_mode", LOGPROBS_MODES, answers)
+        _refuse_unknown(config, f"{ROLLOUT}.scheduling_policy", POLICIES, answers)
     _refuse_unknown(config, "trainer.device", DEVICES, answers)
     _look_at_strategies(config, roles, answers)
     model = config.actor_rollout_ref.model
@@ -82,6 +115,14 @@ def _look_at_strategies(config: Any, roles: Roles, answers: Answers) -> None:
         _refuse_unknown(config, f"{REF}.strategy", STRATEGIES, answers)
     if trains_critic(config):
         _refuse_unknown(config, "critic.strategy", STRATEGIES, answers)
+    for key, role in roles.with_engines():
+        fitting = STRATEGIES_OF_ENGINES.get(type(role.engine).__name__)
+        if fitting is not None and role.strategy in STRATEGIES and role.strategy not in fitting:
+            # verl.workers.engine.base.EngineRegistry would hand one engine another's settings
+            answers.problems.append(
+                f"{key}.strategy={role.strategy}: the settings of its engine are those of "
+                f"{fitting[0]}. Set model_engine={role.strategy.rstrip('2')}, which changes both"
+            )
 
 
 def _refuse_unknown(config: Any, key: str, known: Collection[str], answers: Answers) -> None:
@@ -93,7 +134,11 @@ def _warn_of_unknown(config: Any, key: str, known: Collection[str], answers: Ans
 
 
 def _unknown(config: Any, key: str, known: Collection[str]) -> list[str]:
-    value = OmegaConf.select(config, key)
+    return unknown_name(key, OmegaConf.select(config, key), known)
+
+
+def unknown_name(key: str, value: Any, known: Collection[str]) -> list[str]:
+    """Return a sentence for each name under a key that is not known. No name is right, too."""
     if value is None:
         return []
     names = list(value) if isinstance(value, ListConfig) else [value]
@@ -114,25 +159,38 @@ def look_at_numbers(config: Any, roles: Roles, answers: Answers) -> None:
         value = OmegaConf.select(config, key)
         if type(value) in (int, float) and value < 1:
             answers.problems.append(f"{key}={value}: expected a number of 1 or more")
+    for key in AT_LEAST_0:
+        value = OmegaConf.select(config, key)
+        if type(value) in (int, float) and value < 0:
+            answers.problems.append(f"{key}={value}: expected a number of 0 or more")
     for key in SHARES:
         value = OmegaConf.select(config, key)
         if type(value) in (int, float) and not 0 <= value <= 1:
             answers.problems.append(f"{key}={value}: expected a number from 0 to 1")
     _look_at_lengths(config, answers)
     _look_at_sampling(config, answers)
-    _look_at_clipping(config, roles, answers)
+    _look_at_clipping(roles, answers)
+    _look_at_filter(config, answers)
     rollout = config.actor_rollout_ref.rollout
     longest = config.data.max_prompt_length + config.data.max_response_length
-    length = rollout.get("max_model_len")
-    if length is not None and length < longest:
+    lengths = {f"{ROLLOUT}.max_model_len": rollout.get("max_model_len")}
+    if rollout.name in LENGTHS:
+        key = f"{ROLLOUT}.engine_kwargs.{rollout.name}.{LENGTHS[rollout.name]}"
+        lengths[key] = OmegaConf.select(config, key)
+    for key, length in lengths.items():
+        if length is None or length >= longest:
+            continue
         # vLLM and SGLang end a response where the length of the model ends, and take no longer
         # prompt: verl's servers give them max_model_len - prompt at most.
         answers.problems.append(
-            f"{ROLLOUT}.max_model_len={length}: a prompt and its response may have {longest} "
+            f"{key}={length}: a prompt and its response may have {longest} "
             f"tokens (data.max_prompt_length={config.data.max_prompt_length} and "
             f"data.max_response_length={config.data.max_response_length}). Raise it, leave it "
             "out, or shorten the rows"
         )
+    _look_at_batches_of_vllm(config, answers)
+    _look_at_copies_of_sglang(config, answers)
+    _look_at_steps_to_profile(config, answers)
     trainer = config.trainer
     if trainer.val_only and not trainer.val_before_train:
         # verl.trainer.ppo.v1.trainer_base.PPOTrainer.fit ends there only after the first validation
@@ -149,6 +207,60 @@ def look_at_numbers(config: Any, roles: Roles, answers: Answers) -> None:
         )
 
 
+def _look_at_batches_of_vllm(config: Any, answers: Answers) -> None:
+    """See vllm.config.scheduler.SchedulerConfig.verify_max_model_len."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name != "vllm":
+        return
+    tokens = rollout.max_num_batched_tokens
+    if tokens < rollout.max_num_seqs:
+        answers.problems.append(
+            f"{ROLLOUT}.max_num_batched_tokens={tokens} with {ROLLOUT}.max_num_seqs="
+            f"{rollout.max_num_seqs}: vLLM needs a token for each sequence. Raise the former"
+        )
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = rollout.get("max_model_len") or longest
+    if not rollout.enable_chunked_prefill and tokens < longest:
+        answers.problems.append(
+            f"{ROLLOUT}.max_num_batched_tokens={tokens} with {ROLLOUT}.enable_chunked_prefill="
+            f"False: vLLM has to take a whole prompt at once, of up to {longest} tokens. Raise it, "
+            "or set enable_chunked_prefill=True"
+        )
+
+
+def _look_at_copies_of_sglang(config: Any, answers: Answers) -> None:
+    """SGLang takes new weights in copies of the model only where they share the attention."""
+    rollout = config.actor_rollout_ref.rollout
+    copies = rollout.data_parallel_size
+    key = f"{ROLLOUT}.engine_kwargs.sglang.enable_dp_attention"
+    if rollout.name == "sglang" and copies > 1 and not OmegaConf.select(config, key):
+        answers.problems.append(
+            f"{ROLLOUT}.data_parallel_size={copies} with {ROLLOUT}.name=sglang: its weights could "
+            f"not be updated. Set +{key}=True, or data_parallel_size=1: verl starts as many "
+            "servers as fit on the GPUs"
+        )
+
+
+def _look_at_filter(config: Any, answers: Answers) -> None:
+    """verl.trainer.ppo.v1.replay_buffer.ReplayBuffer drops groups whose responses are all alike."""
+    groups = config.algorithm.get("filter_groups") or {}
+    n = config.actor_rollout_ref.rollout.n
+    if groups.get("enable") and config.trainer.get("use_v1", False) and n == 1:
+        answers.problems.append(
+            f"algorithm.filter_groups.enable=True with {ROLLOUT}.n=1: a group of one response is "
+            "always dropped, so the run would generate for ever"
+        )
+
+
+def _look_at_steps_to_profile(config: Any, answers: Answers) -> None:
+    """PPOTrainer.fit looks for each step in the list."""
+    steps = config.global_profiler.get("steps")
+    if steps is not None and not isinstance(steps, ListConfig):
+        answers.problems.append(
+            f"global_profiler.steps={steps}: expected a list of steps, as in [{steps}]"
+        )
+
+
 def _look_at_lengths(config: Any, answers: Answers) -> None:
     """verl's agent loops read the lengths of the rollout, which follow those of the data."""
     for name in ("prompt_length", "response_length"):
@@ -161,29 +273,8 @@ def _look_at_lengths(config: Any, answers: Answers) -> None:
             )
 
 
-def look_at_places(config: Any, roles: Roles, answers: Answers) -> None:
-    """Compare what Ray and TransferQueue are told with what verl asks of them."""
-    from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
-    from verl.single_controller.ray.base import ResourcePoolManager
-
-    queue = config.get("transfer_queue")
-    if queue is not None and config.trainer.get("use_v1", False):
-        name = str(queue.backend.storage_backend)
-        if StorageBootstrapProvider.get_provider(name) is None and name not in queue.backend:
-            known = sorted(str(key) for key in queue.backend if key != "storage_backend")
-            answers.problems.append(
-                f"transfer_queue.backend.storage_backend={name}: no such name{hint(name, known)}"
-            )
-    # A bundle of a GPU asks Ray for so many CPUs; verl waits for ever for one that cannot be.
-    for_gpu = ResourcePoolManager.__dataclass_fields__["max_colocate_count"].default
-    needed = for_gpu * config.trainer.n_gpus_per_node
-    cpus = OmegaConf.select(config, "ray_kwargs.ray_init.num_cpus")
-    if type(cpus) is int and cpus < needed:
-        answers.problems.append(
-            f"ray_kwargs.ray_init.num_cpus={cpus}: verl asks Ray for {for_gpu} CPUs for each of "
-            f"{config.trainer.n_gpus_per_node} GPUs, and would wait for ever. Set {needed + 1} or "
-            "more"
-        )
+def look_at_saving(config: Any, roles: Roles, answers: Answers) -> None:
+    """Say what a run would save, or write down, in another way than it is set."""
     for key, role in ((ACTOR, roles.actor), ("critic", roles.critic)):
         saves_later = role is not None and role.checkpoint.get("async_save", False)
         if saves_later and "FSDP" in type(role.engine).__name__:
@@ -193,6 +284,27 @@ def look_at_places(config: Any, roles: Roles, answers: Answers) -> None:
                 "saves so, and verl would not note which checkpoint is the newest, so that "
                 "trainer.resume_mode=auto finds none. Set it to False"
             )
+
+
+def look_at_queue(config: Any, answers: Answers) -> None:
+    """Ask TransferQueue for its storage, and compare its size with a step of the run."""
+    from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
+
+    queue = config.get("transfer_queue")
+    if queue is None or not config.trainer.get("use_v1", False):
+        return
+    name = str(queue.backend.storage_backend)
+    if StorageBootstrapProvider.get_provider(name) is None and name not in queue.backend:
+        known = sorted(str(key) for key in queue.backend if key != "storage_backend")
+        answers.problems.append(f"{QUEUE}.storage_backend={name}: no such name{hint(name, known)}")
+    size = OmegaConf.select(config, f"{QUEUE}.SimpleStorage.total_storage_size")
+    samples = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    if name == "SimpleStorage" and type(size) is int and size < samples:
+        # transfer_queue.storage.simple_storage.StorageUnitData raises 'Storage capacity exceeded'
+        answers.problems.append(
+            f"{QUEUE}.SimpleStorage.total_storage_size={size}: a step has {samples} samples, which "
+            "it has to hold at once. Raise it"
+        )
 
 
 def _look_at_sampling(config: Any, answers: Answers) -> None:
@@ -211,16 +323,16 @@ def _look_at_sampling(config: Any, answers: Answers) -> None:
         answers.problems.append(f"{ROLLOUT}.repetition_penalty={penalty}: expected more than 0")
 
 
-def _look_at_clipping(config: Any, roles: Roles, answers: Answers) -> None:
-    """torch scales each gradient by grad_clip / norm, so 0 leaves nothing of it."""
-    for key, role in ((f"{ACTOR}.grad_clip", roles.actor), ("critic.grad_clip", roles.critic)):
+def _look_at_clipping(roles: Roles, answers: Answers) -> None:
+    """torch scales each gradient by clip_grad / norm, so 0 leaves nothing of it."""
+    for key, role in ((ACTOR, roles.actor), ("critic", roles.critic)):
         if role is None or "FSDP" not in type(role.engine).__name__:
             continue
-        clip = OmegaConf.select(config, key)
-        if type(clip) in (int, float) and clip <= 0:
+        clip = role.optim.clip_grad
+        if clip is None or clip <= 0:
             answers.problems.append(
-                f"{key}={clip}: each gradient would be scaled to {clip}, so nothing would be "
-                "trained; expected more than 0"
+                f"{key}.optim.clip_grad={clip}: each gradient would be scaled to {clip}, so "
+                "nothing would be trained; expected more than 0"
             )
 
 
@@ -232,7 +344,7 @@ def look_at_precision(config: Any, roles: Roles, answers: Answers) -> None:
         engine = role.engine
         if "FSDP" not in type(engine).__name__:
             continue
-        prefix = f"{key}.fsdp" if key == "critic" else f"{key}.fsdp_config"
+        prefix = engine_key(key)
         types = {"model_dtype": engine.model_dtype, "dtype": engine.dtype}
         mixed = engine.mixed_precision or {}
         for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
@@ -244,6 +356,39 @@ def look_at_precision(config: Any, roles: Roles, answers: Answers) -> None:
                 answers.ask(where, PrecisionType.to_dtype, value, remedy=remedy)
 
 
+def look_at_fsdp(config: Any, roles: Roles, answers: Answers) -> None:
+    """Compare settings of FSDP that exclude or need each other."""
+    for key, role in roles.with_engines():
+        engine = role.engine
+        if "FSDP" not in type(engine).__name__:
+            continue
+        model_key = "critic.model" if key == "critic" else MODEL
+        packs = OmegaConf.select(config, f"{model_key}.use_remove_padding")
+        split = engine.ulysses_sequence_parallel_size
+        if split > 1 and not packs:
+            # verl.workers.engine.fsdp.transformer_impl.FSDPEngine.__init__
+            answers.problems.append(
+                f"{engine_key(key)}.ulysses_sequence_parallel_size={split} with "
+                f"{model_key}.use_remove_padding=False: verl needs True for it"
+            )
+        if engine.qat.enable:
+            answers.ask(f"{engine_key(key)}.qat", _read_quantization, engine.qat)
+    actor = config.actor_rollout_ref.actor
+    if actor.get("calculate_sum_pi_squared") and config.actor_rollout_ref.model.use_fused_kernels:
+        # FSDPEngineWithLMHead.prepare_model_outputs, and Megatron's
+        answers.problems.append(
+            f"{ACTOR}.calculate_sum_pi_squared=True with {MODEL}.use_fused_kernels=True: the fused "
+            "kernels do not make the probabilities of all tokens. Set one of them to False"
+        )
+
+
+def _read_quantization(settings: Any) -> None:
+    from verl.utils.qat.core import QATConfig, load_quantization_config
+
+    names = QATConfig.__dataclass_fields__
+    load_quantization_config(QATConfig(**{name: settings[name] for name in names}))
+
+
 def look_at_adapter(config: Any, roles: Roles, answers: Answers) -> None:
     """Compare the settings of a LoRA adapter with the engine that reads them."""
     model = config.actor_rollout_ref.model
@@ -252,6 +397,12 @@ def look_at_adapter(config: Any, roles: Roles, answers: Answers) -> None:
         answers.problems.append(
             f"{MODEL}.lora_rank={rank}: expected 0 for no adapter, or a number of 1 or more"
         )
+    if rank > 0 and model.lora_alpha <= 0:
+        # peft multiplies what the adapter adds by lora_alpha / lora_rank.
+        answers.problems.append(
+            f"{MODEL}.lora_alpha={model.lora_alpha}: the adapter would add nothing; expected a "
+            "number of 1 or more"
+        )
     is_fsdp = roles.actor is not None and "FSDP" in type(roles.actor.engine).__name__
     if is_fsdp and of_megatron > 0 and rank <= 0:
         # FSDPEngine reads lora_rank alone, and the trainer takes the actor for the reference
@@ -259,6 +410,12 @@ def look_at_adapter(config: Any, roles: Roles, answers: Answers) -> None:
             f"{MODEL}.lora.rank={of_megatron} with {ACTOR}.strategy={roles.actor.strategy}: only "
             f"Megatron reads it, so no adapter would be trained. Set "
             f"{MODEL}.lora_rank={of_megatron}"
+        )
+    if is_fsdp and model.get("lora_adapter_path") and rank <= 0:
+        # FSDPEngine._is_lora reads lora_rank alone, and the trainer looks at the path too
+        answers.problems.append(
+            f"{MODEL}.lora_adapter_path={model.lora_adapter_path} with {MODEL}.lora_rank={rank}: "
+            "verl would load no adapter. Set lora_rank to the rank of the adapter"
         )
     merges = (model.get("lora") or {}).get("merge", False)
     is_vllm = config.actor_rollout_ref.rollout.name == "vllm"

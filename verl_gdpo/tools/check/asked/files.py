@@ -1,7 +1,11 @@
 """Files and folders that a run reads or makes: checkpoints, dumps, tools, agent loops, adapters."""
 
 import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,8 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.tools.check.asked.answers import Answers
-from verl_gdpo.tools.check.asked.roles import MODEL, ROLLOUT
+from verl_gdpo.tools.check.asked.roles import ACTOR, MODEL, ROLLOUT, Roles
+from verl_gdpo.tools.check.output import message_of
 
 MADE_FOLDERS = (
     "trainer.default_local_dir",
@@ -17,31 +22,55 @@ MADE_FOLDERS = (
     "trainer.validation_data_dir",
 )
 TOOL_AGENT = "tool_agent"
+SHARD = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")
+# what `load_class_from_fqn` gets, once the models are loaded
+CLASSES = (
+    f"{ROLLOUT}.agent.agent_loop_manager_class",
+    f"{ROLLOUT}.checkpoint_manager_class",
+)
+SETTINGS_FILES = (
+    f"{ROLLOUT}.router_config_path",  # verl.workers.rollout.router._load_router_yaml
+    f"{ROLLOUT}.quantization_config_file",
+    f"{ACTOR}.fsdp_config.qat.quantization_config_path",
+    f"{ACTOR}.megatron.qat.quantization_config_path",
+)
 
 
 def look_at_folders(config: Any, answers: Answers) -> None:
     """Say which folders of a run cannot be made. None is made here."""
     for key in MADE_FOLDERS:
         folder = OmegaConf.select(config, key)
-        if not folder or "://" in str(folder):
+        is_for_checkpoints = key == "trainer.default_local_dir"
+        if is_for_checkpoints and config.trainer.save_freq <= 0:
             continue
-        if key == "trainer.default_local_dir" and config.trainer.save_freq <= 0:
+        if is_for_checkpoints and folder is None:
+            answers.problems.append(
+                f"{key}={folder} with trainer.save_freq={config.trainer.save_freq}: a checkpoint "
+                "needs a folder"
+            )
+        if not folder:
             continue
-        reason = _why_not_made(Path(str(folder)).expanduser().absolute())
-        if reason:
-            answers.problems.append(f"{key}={folder}: {reason}. Name a folder that can be made")
+        if "://" in str(folder):
+            answers.warnings.append(
+                f"{key}={folder}: verl writes into folders of the machine alone, and would make "
+                f"one of the name {str(folder).partition('/')[0]} in the current folder"
+            )
+            continue
+        _look_at_folder(f"{key}={folder}", Path(str(folder)).expanduser().absolute(), answers)
 
 
-def _why_not_made(folder: Path) -> str:
-    """Return why a folder cannot be made or written; an empty text if it can."""
+def _look_at_folder(key: str, folder: Path, answers: Answers) -> None:
+    """Say why a folder cannot be made or written, if it cannot."""
+    remedy = "Name a folder that can be made"
     nearest = folder
     while not os.path.lexists(nearest):
         nearest = nearest.parent
+    # Who may write there is another matter on another machine.
+    is_closed = not answers.is_elsewhere and not os.access(nearest, os.W_OK | os.X_OK)
     if not nearest.is_dir():
-        return f"{nearest} is no folder"
-    if not os.access(nearest, os.W_OK | os.X_OK) or not _takes_files(nearest):
-        return f"nothing can be written in {nearest}"
-    return ""
+        answers.problems.append(f"{key}: {nearest} is no folder. {remedy}")
+    elif is_closed or not _takes_files(nearest):
+        answers.problems.append(f"{key}: nothing can be written in {nearest}. {remedy}")
 
 
 def _takes_files(folder: Path) -> bool:
@@ -50,13 +79,15 @@ def _takes_files(folder: Path) -> bool:
     return not any(folder == kernel or kernel in folder.parents for kernel in kernels)
 
 
-def look_at_resume(config: Any, answers: Answers) -> None:
-    """Say whether the checkpoint of `trainer.resume_mode=resume_path` is there.
+def look_at_resume(config: Any, roles: Roles, answers: Answers) -> None:
+    """Say whether the checkpoint of `trainer.resume_mode=resume_path` can be loaded.
 
     verl.trainer.ppo.v1.trainer_base.PPOTrainer._load_checkpoint looks for it once all models are
     loaded.
     """
     trainer = config.trainer
+    if trainer.resume_mode == "auto":
+        _look_at_newest(config, roles, answers)
     if trainer.resume_mode != "resume_path":
         return
     path = trainer.resume_from_path
@@ -74,40 +105,159 @@ def look_at_resume(config: Any, answers: Answers) -> None:
             f"{key}: verl reads the step's number from the end of the path. Leave the last / out"
         )
         return
-    if "://" not in path and not (Path(path).absolute() / "actor").is_dir():
-        missing = "no folder 'actor' is in it" if Path(path).is_dir() else "there is no such folder"
-        answers.problems.append(f"{key}: {missing}; {expected}")
+    if "://" in path:
+        return
+    for name, role in (("actor", roles.actor), ("critic", roles.critic)):
+        folder = Path(path).absolute() / name
+        if role is None:
+            continue
+        if folder.is_dir():
+            _look_at_shards(key, folder, role, config, answers)
+        elif Path(path).is_dir():
+            answers.problems.append(f"{key}: no folder '{name}' is in it; {expected}")
+        else:
+            answers.lack(path, f"{key}: there is no such folder; {expected}")
+            return
+
+
+def _look_at_newest(config: Any, roles: Roles, answers: Answers) -> None:
+    """Look at the checkpoint from which `trainer.resume_mode=auto` goes on, if there is one."""
+    from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+    folder = config.trainer.default_local_dir
+    newest = _quietly(find_latest_ckpt_path, os.path.abspath(str(folder))) if folder else None
+    if newest is None:
+        return
+    for name, role in (("actor", roles.actor), ("critic", roles.critic)):
+        shards = Path(newest) / name
+        if role is not None and shards.is_dir():
+            key = f"trainer.resume_mode=auto with trainer.default_local_dir={folder}"
+            _look_at_shards(key, shards, role, config, answers)
+
+
+def _look_at_shards(key: str, folder: Path, role: Any, config: Any, answers: Answers) -> None:
+    """Compare a checkpoint's shards with the GPUs of the run.
+
+    verl.utils.checkpoint.fsdp_checkpoint_manager.FSDPCheckpointManager.load_checkpoint opens
+    model_world_size_GPUS_rank_RANK.pt in each process.
+    """
+    if "FSDP" not in type(role.engine).__name__ or "model" not in role.checkpoint.load_contents:
+        return
+    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    found = [SHARD.fullmatch(file.name) for file in folder.iterdir()]
+    sizes = {int(match[1]) for match in found if match is not None}
+    if sizes and gpus not in sizes:
+        saved = ", ".join(str(size) for size in sorted(sizes))
+        answers.problems.append(
+            f"{key}: the run has {gpus} GPUs, and {folder.name} was saved by {saved}. verl looks "
+            f"for model_world_size_{gpus}_rank_0.pt there. Take as many GPUs, or merge the "
+            f"checkpoint with `python -m verl.model_merger merge` and set {MODEL}.path to the "
+            "result"
+        )
+
+
+def look_at_code(config: Any, answers: Answers) -> None:
+    """Import the classes that a run takes from files and packages of the user's."""
+    from verl.utils.dataset.rl_dataset import get_dataset_class
+    from verl.utils.import_utils import import_external_libs, load_class_from_fqn
+
+    path = OmegaConf.select(config, "data.custom_cls.path")
+    if path and _is_file_here("data.custom_cls.path", str(path), answers):
+        key = f"data.custom_cls.path={path}"
+        answers.ask(key, _of_user, get_dataset_class, config.data)
+    for name in CLASSES:
+        full_name = OmegaConf.select(config, name)
+        if full_name:
+            answers.ask(f"{name}={full_name}", _of_user, load_class_from_fqn, full_name)
+    module = OmegaConf.select(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
+    if module:
+        key = f"{ROLLOUT}.checkpoint_engine.custom_backend_module={module}"
+        answers.ask(key, import_external_libs, module)
+
+
+def _of_user(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Return a result of the user's code, which may raise anything; it is a refusal."""
+    try:
+        return _quietly(function, argument)
+    except Exception as error:
+        raise ValueError(message_of(error)) from error
+
+
+def _quietly(function: Callable[[Any], Any], argument: Any) -> Any:
+    with redirect_stdout(StringIO()):
+        return function(argument)
+
+
+def _is_file_here(key: str, path: str, answers: Answers) -> bool:
+    """Whether a file of code is here, a package, or a name in another notation of verl's."""
+    name = path.removeprefix("file://")
+    if "://" in name or Path(name).exists():
+        return True
+    answers.lack(name, f"{key}={path}: there is no such file")
+    return False
+
+
+def look_at_settings_files(config: Any, answers: Answers) -> None:
+    """Say which files of settings, which verl opens once the models are loaded, are not here."""
+    for key in SETTINGS_FILES:
+        path = OmegaConf.select(config, key)
+        if path:
+            _find(key, str(path), answers)
+
+
+def _find(key: str, path: str, answers: Answers) -> str | None:
+    """Return a path as verl finds it; None if there is no such file, which is said."""
+    from verl.utils.import_utils import resolve_config_path
+
+    try:
+        found = str(resolve_config_path(path))
+    except FileNotFoundError:
+        found = path
+    if Path(found).is_file():
+        return found
+    answers.lack(path, f"{key}={path}: there is no such file")
+    return None
 
 
 def look_at_agent_loops(config: Any, answers: Answers) -> None:
     """Read what `AgentLoopWorker.__init__` reads: tools, loops, and the parser of calls."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-    from verl.utils.import_utils import load_class_from_fqn
 
     agent = config.actor_rollout_ref.rollout.agent
     path = agent.get("agent_loop_config_path")
     known = set(map(str, _agent_loop_registry))
     if path:
-        key = f"{ROLLOUT}.agent.agent_loop_config_path={path}"
-        of_file = answers.ask(key, _loops_of_file, str(path))
-        if of_file is not None and agent.default_agent_loop not in {*known, *of_file}:
+        key = f"{ROLLOUT}.agent.agent_loop_config_path"
+        file = _find(key, str(path), answers)
+        of_file = file and answers.ask(f"{key}={path}", _loops_of_file, file)
+        if of_file and agent.default_agent_loop not in {*known, *of_file}:
             answers.problems.append(
                 f"{ROLLOUT}.agent.default_agent_loop={agent.default_agent_loop}: unknown to verl, "
                 f"and not in {path}, which has {of_file}"
             )
-    manager = agent.get("agent_loop_manager_class")
-    if manager:
-        key = f"{ROLLOUT}.agent.agent_loop_manager_class={manager}"
-        answers.ask(key, load_class_from_fqn, manager, "AgentLoopManager")
     if agent.default_agent_loop == TOOL_AGENT:
         _look_at_parser(config, answers)
-    tools = config.actor_rollout_ref.rollout.multi_turn.get("tool_config_path")
-    if tools:
-        answers.ask(f"{ROLLOUT}.multi_turn.tool_config_path={tools}", _import_tools, str(tools))
-    functions = config.actor_rollout_ref.rollout.multi_turn.get("function_tool_path")
-    if functions:
-        key = f"{ROLLOUT}.multi_turn.function_tool_path={functions}"
-        answers.ask(key, _found, str(functions))
+    turns = config.actor_rollout_ref.rollout.multi_turn
+    key = f"{ROLLOUT}.multi_turn.tool_config_path"
+    if turns.get("tool_config_path"):
+        file = _find(key, str(turns.tool_config_path), answers)
+        if file is not None:
+            tools = answers.ask(f"{key}={turns.tool_config_path}", _import_tools, file)
+            _warn_of_none(f"{key}={turns.tool_config_path}", tools, answers)
+    key = f"{ROLLOUT}.multi_turn.function_tool_path"
+    if turns.get("function_tool_path"):
+        file = _find(key, str(turns.function_tool_path), answers)
+        if file is not None:
+            from verl.tools.function_tool import load_function_tools_from_path
+
+            key = f"{key}={turns.function_tool_path}"
+            tools = answers.ask(key, _of_user, load_function_tools_from_path, file)
+            _warn_of_none(key, tools, answers)
+
+
+def _warn_of_none(key: str, tools: Sequence[Any] | None, answers: Answers) -> None:
+    if tools is not None and len(tools) == 0:
+        answers.warnings.append(f"{key}: there is no tool in the file, so none can be called")
 
 
 def _look_at_parser(config: Any, answers: Answers) -> None:
@@ -123,27 +273,15 @@ def _look_at_parser(config: Any, answers: Answers) -> None:
         )
 
 
-def _found(path: str) -> str:
-    """Return the path as verl finds it.
-
-    Raises:
-        FileNotFoundError: it is not there.
-    """
-    from verl.utils.import_utils import resolve_config_path
-
-    found = str(resolve_config_path(path))
-    if not Path(found).is_file():
-        raise FileNotFoundError("there is no such file")
-    return found
-
-
 def _loops_of_file(path: str) -> list[str]:
     """Return the names of the loops in a file, whose classes are imported and not made."""
     from hydra.utils import get_object
 
     names = []
-    loops: Any = OmegaConf.load(_found(path))
+    loops: Any = OmegaConf.load(path)
     for loop in loops:
+        if not loop.get("name"):
+            raise ValueError(f"the loop of {loop.get('_target_')} has no name")
         try:
             get_object(loop._target_)
         except Exception as error:
@@ -152,20 +290,22 @@ def _loops_of_file(path: str) -> list[str]:
     return names
 
 
-def _import_tools(path: str) -> None:
+def _import_tools(path: str) -> list[type]:
     """Import the classes of the tools in a file. None is made: some of verl's own start Ray."""
     from verl.tools.tool_registry import ToolType, get_tool_class
 
-    tools: Any = OmegaConf.load(_found(path))
+    tools: Any = OmegaConf.load(path)
+    classes = []
     for tool in tools.tools:
         module = str(tool.class_name).rpartition(".")[0]
         try:
             ToolType(tool.config.type)
             if find_spec(module) is None:
-                raise ImportError(f"there is no module {module}")
-            get_tool_class(tool.class_name)
+                raise ModuleNotFoundError(f"there is no module {module}", name=module)
+            classes.append(get_tool_class(tool.class_name))
         except Exception as error:
             raise ValueError(f"class_name {tool.class_name}: {error}") from error
+    return classes
 
 
 def look_at_adapter_files(config: Any, answers: Answers) -> None:
@@ -178,9 +318,10 @@ def look_at_adapter_files(config: Any, answers: Answers) -> None:
     if is_name_of_hub and not folder.exists():
         return
     if not (folder / "adapter_config.json").is_file():
-        answers.problems.append(
+        answers.lack(
+            str(path),
             f"{MODEL}.lora_adapter_path={path}: no adapter is there (no adapter_config.json). Name "
-            "the folder of an adapter that peft saved"
+            "the folder of an adapter that peft saved",
         )
 
 

@@ -6,10 +6,12 @@ from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from verl_gdpo.tools.check.asked.answers import Answers
 from verl_gdpo.tools.check.asked.roles import ACTOR, ROLLOUT, Roles
+from verl_gdpo.tools.check.verl_questions import trains_critic
 
 CORRECTION = "algorithm.rollout_correction"
 # of two rows, with prompts of one token: small differences, as a step has them
@@ -123,10 +125,92 @@ def _correct(correction: Any) -> None:
     compute_rollout_correction_and_add_to_batch(DataProto.from_dict(tensors=tensors), correction)
 
 
+def look_at_advantages(config: Any, answers: Answers) -> None:
+    """Ask for the advantages of a few rows. Those of gdpo are ours."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    estimator = str(config.algorithm.adv_estimator)
+    if estimator in ADV_ESTIMATOR_REGISTRY and estimator != "gdpo":
+        remedy = "Take another estimator"
+        if config.trainer.get("use_v1", False):
+            remedy += ", or the legacy trainer (trainer.use_v1=False) if it has it"
+        answers.ask(f"algorithm.adv_estimator={estimator}", _advantages, config, remedy=remedy)
+
+
+def _advantages(config: Any) -> None:
+    """Hand verl what its trainer hands it: `PPOTrainer._compute_advantage`, and the legacy one."""
+    from verl.trainer.ppo import ray_trainer
+
+    # We have wrapped it for runs with gdpo.
+    compute = getattr(ray_trainer.compute_advantage, "__wrapped__", ray_trainer.compute_advantage)
+    algorithm = config.algorithm
+    try:
+        compute(
+            _rows_to_compare(config),
+            adv_estimator=algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            num_repeat=config.actor_rollout_ref.rollout.n,
+            norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+            config=algorithm,
+        )
+    except (TypeError, KeyError) as error:
+        is_our_call = error.__traceback__ is None or error.__traceback__.tb_next is None
+        if is_our_call:
+            raise  # This verl's function takes other arguments.
+        trainer = "the trainer of trainer.use_v1=True"
+        if not config.trainer.get("use_v1", False):
+            trainer = "the legacy trainer"
+        lack = str(error.args[0]).partition(" in TensorDict")[0]
+        raise ValueError(f"{trainer} does not give what it needs: {lack}") from error
+
+
+def _rows_to_compare(config: Any) -> Any:
+    """Return the rows of two prompts with the columns that the run's trainer has."""
+    from verl.protocol import DataProto
+
+    responses = min(config.actor_rollout_ref.rollout.n, 2)
+    uids = [uid for uid in ("a", "b") for _ in range(responses)]
+    shape = (len(uids), len(LOG_PROBS))
+    rewards = torch.zeros(shape)
+    rewards[::2, -1] = 1.0
+    log_probs = torch.tensor(LOG_PROBS).expand(shape).clone()
+    tensors = {
+        "response_mask": torch.ones(shape),
+        "token_level_scores": rewards,
+        "token_level_rewards": rewards.clone(),
+        "old_log_probs": log_probs,
+        "rollout_log_probs": log_probs.clone(),
+        "ref_log_prob": log_probs.clone(),
+    }
+    if trains_critic(config):
+        tensors["values"] = torch.zeros(shape)
+    if not config.trainer.get("use_v1", False):
+        # Only the legacy trainer makes these two.
+        if config.algorithm.adv_estimator == "remax":
+            tensors["reward_baselines"] = torch.zeros(len(uids))
+        if config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False):
+            tensors["sum_pi_squared"] = torch.ones(shape)
+    columns = {"uid": np.array(uids, dtype=object)}
+    return DataProto.from_dict(tensors=tensors, non_tensors=columns)
+
+
 def _penalty(kind: str) -> None:
     from verl.trainer.ppo.core_algos import kl_penalty
 
     kl_penalty(torch.tensor(LATER_LOG_PROBS), torch.tensor(LOG_PROBS), kl_penalty=kind)
+
+
+def look_at_skipping(config: Any, answers: Answers) -> None:
+    """Let verl read which steps take their rollouts from a folder."""
+    if config.get("skip") is not None and config.trainer.get("use_v1", False):
+        answers.ask("skip", _make_skips, config)
+
+
+def _make_skips(config: Any) -> None:
+    from verl.utils.skip import SkipManager
+
+    SkipManager.init(config)
 
 
 # --- learning rates ------------------------------------------------------------------------------
@@ -173,7 +257,11 @@ def _make_schedule(options: Any, steps: int) -> None:
 
     of_run = SimpleNamespace(**{name: getattr(options, name) for name in options})
     of_run.total_training_steps = steps
-    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(1))], options)
+    try:
+        optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(1))], options)
+    except Exception as error:
+        # As `verl_questions.make_optimizer` says it of the actor, so that it is said once.
+        raise ValueError(str(error).partition(" Available")[0]) from error
     engine = SimpleNamespace(optimizer_config=of_run, rank=1)
     with redirect_stdout(StringIO()):
         FSDPEngine._build_lr_scheduler(engine, optimizer)

@@ -6,60 +6,132 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 
 from verl_gdpo.tools.check.asked.answers import Answers
-from verl_gdpo.tools.check.asked.batches import look_at_parallelism_of_model
-from verl_gdpo.tools.check.asked.roles import MODEL, ROLLOUT, Roles
+from verl_gdpo.tools.check.asked.batches import look_at_heads, look_at_parallelism_of_model
+from verl_gdpo.tools.check.asked.megatron import look_at_layers
+from verl_gdpo.tools.check.asked.roles import MODEL, ROLLOUT, Roles, engine_key
 from verl_gdpo.tools.check.prompts import tokenizer_of_run
+from verl_gdpo.tools.check.verl_questions import trains_critic
 
 POSITIONS = "max_position_embeddings"
+PLACEHOLDER = "~/models/deepseek-llm-7b-chat"  # of verl's configuration
+LAYERS = "transformer_layer_cls_to_wrap"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def look_at_model(config: Any, roles: Roles, answers: Answers) -> None:
     """Read the policy's configuration as verl's workers do, and compare the run with it."""
     model = config.actor_rollout_ref.model
     _look_at_template(model, answers)
-    for key in ("tokenizer_path", "hf_config_path"):
-        path = model.get(key)
-        if path and _is_missing_folder(str(path)):
-            answers.problems.append(f"{MODEL}.{key}={path}: there is no such folder")
     if model.get("external_lib"):
         from verl.utils.import_utils import import_external_libs
 
         key = f"{MODEL}.external_lib={model.external_lib}"
         answers.ask(key, import_external_libs, model.external_lib)
-    folder = folder_of_model(str(model.get("hf_config_path") or model.path))
-    if folder is None:
-        answers.notes.append(
-            f"{MODEL}.path={model.path}: not on this machine, so its heads, its positions and its "
-            "vocabulary were not compared with the run"
-        )
-        return
-    if has_own_code(folder):
-        if not model.get("trust_remote_code"):
-            answers.warnings.append(
-                f"{MODEL}.path={model.path}: has code of its own, and {MODEL}.trust_remote_code is "
-                "False: transformers refuses it, unless it has code for this kind of model itself"
-            )
-        answers.notes.append(
-            f"{MODEL}.path={model.path}: has code of its own, which is not run here, so its heads, "
-            "its positions and its vocabulary were not compared with the run"
-        )
-        return
-    made = answers.ask(f"{MODEL}.path={model.path}", _make_model_config, model, folder)
+    made = _read_model(MODEL, model, answers)
     if made is None:
         return
     look_at_parallelism_of_model(config, roles, made.hf_config, answers)
-    _look_at_positions(config, made.hf_config, answers)
-    _look_at_vocabulary(config, made.hf_config, answers)
-    if config.actor_rollout_ref.model.get("lora_rank", 0) > 0:
+    look_at_layers(config, roles, made.hf_config, answers)
+    _look_at_positions(MODEL, config, made.hf_config, answers)
+    _look_at_length_of_rollout(config, made.hf_config, answers)
+    _look_at_vocabulary(MODEL, config, made.hf_config, answers)
+    if model.get("lora_rank", 0) > 0:
         _look_at_targets(made, answers)
+    for key, role in roles.with_engines():
+        if key != "critic":
+            _look_at_layers_to_wrap(key, role.engine, made, answers)
 
 
-def _is_missing_folder(path: str) -> bool:
-    """Whether a path can only be a folder, and is none."""
-    return path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir()
+def look_at_critic_model(config: Any, roles: Roles, answers: Answers) -> None:
+    """Compare the run with the critic's model, which gets the rows of the policy's tokenizer."""
+    if roles.critic is None:
+        return
+    key = "critic.model"
+    made = _read_model(key, config.critic.model, answers)
+    if made is None:
+        return
+    look_at_heads("critic", roles.critic, key, made.hf_config, answers)
+    _look_at_positions(key, config, made.hf_config, answers)
+    _look_at_vocabulary(key, config, made.hf_config, answers)
+    _look_at_layers_to_wrap("critic", roles.critic.engine, made, answers)
+
+
+def look_at_folders_of_models(config: Any, answers: Answers) -> None:
+    """Say which models and tokenizers are not here, if they are folders and no names of a hub."""
+    keys = [f"{MODEL}.path"]
+    if trains_critic(config):
+        keys.append("critic.model.path")
+    reward_model = config.reward.reward_model
+    if reward_model.enable and reward_model.get("model_path"):
+        keys.append("reward.reward_model.model_path")
+    for key in keys:
+        value = OmegaConf.select(config, key)
+        path = str(value)
+        folder = Path(path).expanduser()
+        if value is None or path.startswith(("http://", "https://")):
+            answers.problems.append(
+                f"{key}={value}: expected the folder of a model, or its name on a hub, such as "
+                "Qwen/Qwen2.5-1.5B-Instruct"
+            )
+        elif (folder / "config.json").is_file():
+            _look_at_weights(f"{key}={path}", folder, answers)
+        elif path == PLACEHOLDER:
+            answers.problems.append(
+                f"{key}={path}: this is verl's default, and no model is there. Name the folder of "
+                "a model, or one of a hub such as Qwen/Qwen2.5-1.5B-Instruct"
+            )
+        elif _is_folder_name(path, config):
+            sentence = (
+                f"{key}={path}: no model is there (no config.json). Name the folder of a model, or "
+                "one of a hub such as Qwen/Qwen2.5-1.5B-Instruct. For tool_rl without a GPU, a "
+                "tiny policy is in cpu/tool_rl_policy, beside the folder of `verl-gdpo recipes`"
+            )
+            if config.get("data_dir") and path.startswith(str(config.data_dir)):
+                answers.problems.append(sentence)  # The rows of our recipes are there too.
+            else:
+                answers.lack(path, sentence)
+    for name in ("tokenizer_path", "hf_config_path"):
+        path = str(config.actor_rollout_ref.model.get(name) or "")
+        if path and _is_folder_name(path, config) and not Path(path).expanduser().is_dir():
+            answers.lack(path, f"{MODEL}.{name}={path}: there is no such folder")
+
+
+def _is_folder_name(path: str, config: Any) -> bool:
+    """Whether a model's name can only be a folder: a hub's has one slash at most."""
+    starts = (str(config.get("data_dir") or "/"), "/", ".", "~")
+    return path.startswith(starts) or (path.count("/") > 1 and "://" not in path)
+
+
+def _look_at_weights(key: str, folder: Path, answers: Answers) -> None:
+    """transformers' `from_pretrained` ends a run without weights, once Ray has started."""
+    if not any(file.suffix in WEIGHTS for file in folder.iterdir()):
+        answers.warnings.append(
+            f"{key}: a configuration is there, and no weights ({', '.join(WEIGHTS)}). The folder "
+            "'huggingface' of a checkpoint has them only if hf_model is in save_contents; `python "
+            "-m verl.model_merger merge` makes them of the other files"
+        )
+
+
+def _read_model(key: str, model: Any, answers: Answers) -> Any:
+    """Return verl's object of a model without its tokenizer; None if it cannot be read here."""
+    where = f"{key}.path={model.path}"
+    unknown = "so its heads, its positions and its vocabulary were not compared with the run"
+    folder = folder_of_model(str(model.get("hf_config_path") or model.path))
+    if folder is None:
+        answers.notes.append(f"{where}: not on this machine, {unknown}")
+        return None
+    if has_own_code(folder):
+        if not model.get("trust_remote_code"):
+            answers.warnings.append(
+                f"{where}: has code of its own, and {key}.trust_remote_code is False: transformers "
+                "refuses it, unless it has code for this kind of model itself"
+            )
+        answers.notes.append(f"{where}: has code of its own, which is not run here, {unknown}")
+        return None
+    return answers.ask(where, _make_model_config, model, folder)
 
 
 def _look_at_template(model: Any, answers: Answers) -> None:
@@ -115,36 +187,54 @@ def _make_model_config(model: Any, folder: Path) -> Any:
     return omega_conf_to_dataclass(block)
 
 
-def _look_at_positions(config: Any, hf_config: Any, answers: Answers) -> None:
-    """Compare lengths with verl.workers.rollout.utils.get_max_position_embeddings."""
+def _look_at_positions(key: str, config: Any, hf_config: Any, answers: Answers) -> None:
+    """Compare the longest row with the positions of a model.
+
+    Args:
+        key: of the model's block.
+    """
+    positions = _positions(hf_config)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    if positions is not None and longest > positions:
+        answers.problems.append(
+            f"data.max_prompt_length={config.data.max_prompt_length} with "
+            f"data.max_response_length={config.data.max_response_length}: the model has "
+            f"{positions} positions ({POSITIONS} of {key}.path), fewer than the {longest} tokens "
+            "of the longest row. Shorten the rows, or set "
+            f"+{key}.override_config.{POSITIONS}={longest} with a way to extend its positions"
+        )
+
+
+def _look_at_length_of_rollout(config: Any, hf_config: Any, answers: Answers) -> None:
+    """verl's servers compare their length with the model's positions."""
+    positions = _positions(hf_config)
+    length = config.actor_rollout_ref.rollout.get("max_model_len")
+    if positions is not None and length is not None and length > positions:
+        answers.problems.append(
+            f"{ROLLOUT}.max_model_len={length}: the model has {positions} positions ({POSITIONS} "
+            f"of {MODEL}.path), and verl's server refuses more. Set at most {positions}, or leave "
+            "it out"
+        )
+
+
+def _positions(hf_config: Any) -> int | None:
+    """Return how many tokens a model can read, as verl does; None for a model without a limit."""
     from verl.workers.rollout.utils import get_max_position_embeddings
 
     try:
-        positions = get_max_position_embeddings(hf_config)
+        return int(get_max_position_embeddings(hf_config))
     except ValueError:
-        return  # There are models without a limit; verl's vLLM server takes none of them.
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    length = config.actor_rollout_ref.rollout.get("max_model_len")
-    has = f"the model has {positions} positions ({POSITIONS} of {MODEL}.path)"
-    if longest > positions:
-        answers.problems.append(
-            f"data.max_prompt_length={config.data.max_prompt_length} with "
-            f"data.max_response_length={config.data.max_response_length}: {has}, fewer than the "
-            f"{longest} tokens of the longest row. Shorten the rows, or set "
-            f"+{MODEL}.override_config.{POSITIONS}={longest} with a way to extend its positions"
-        )
-    if length is not None and length > positions:
-        answers.problems.append(
-            f"{ROLLOUT}.max_model_len={length}: {has}, and verl's server refuses more. Set at most "
-            f"{positions}, or leave it out"
-        )
+        return None  # verl's vLLM server takes none of these.
 
 
-def _look_at_vocabulary(config: Any, hf_config: Any, answers: Answers) -> None:
-    """Compare the tokenizer's tokens with the rows of the model's embedding.
+def _look_at_vocabulary(key: str, config: Any, hf_config: Any, answers: Answers) -> None:
+    """Compare the policy's tokens with the rows of a model's embedding.
 
     A class of transformers may add a token of its own, as that of Qwen2 adds <|endoftext|>. Beyond
     the embedding, it does harm only where a text has it.
+
+    Args:
+        key: of the model's block.
     """
     size = getattr(hf_config.get_text_config(), "vocab_size", None)
     tokenizer = tokenizer_of_run(config)
@@ -159,17 +249,20 @@ def _look_at_vocabulary(config: Any, hf_config: Any, answers: Answers) -> None:
             unlikely.append(token)
         else:
             largest = max(largest, number)
-    path = f"{MODEL}.path={config.actor_rollout_ref.model.path}"
+    path = f"{key}.path={OmegaConf.select(config, f'{key}.path')}"
     if largest >= size:
+        remedy = f"Take the tokenizer of this model ({MODEL}.tokenizer_path)"
+        if key != MODEL:
+            remedy = "Take a critic with the policy's vocabulary"
         answers.problems.append(
-            f"{path}: its tokenizer has tokens up to {largest}, and the model a vocabulary of "
-            f"{size}. Take the tokenizer of this model ({MODEL}.tokenizer_path)"
+            f"{path}: the policy's tokenizer has tokens up to {largest}, and this model a "
+            f"vocabulary of {size}. {remedy}"
         )
     elif unlikely:
         tokens = ", ".join(sorted(unlikely))
         answers.warnings.append(
-            f"{path}: its tokenizer has {tokens} beyond the model's vocabulary of {size}, so that "
-            "the run fails at a text that has it"
+            f"{path}: the policy's tokenizer has {tokens} beyond this model's vocabulary of "
+            f"{size}, so that the run fails at a text that has it"
         )
 
 
@@ -181,15 +274,22 @@ def _look_at_targets(made: Any, answers: Answers) -> None:
     answers.ask(f"{MODEL}.target_modules={targets}", _put_adapter_on, made)
 
 
-def _put_adapter_on(made: Any) -> None:
-    """As FSDPEngine._build_lora_module of verl 0.9.1, on torch's device without memory."""
-    from peft import LoraConfig, TaskType, get_peft_model
+def _skeleton(made: Any) -> Any:
+    """Return the model on torch's device without memory."""
     from verl.utils.model import get_hf_auto_model_class
 
-    skeleton = deepcopy(made.hf_config)
-    skeleton._attn_implementation = "eager"
+    hf_config = deepcopy(made.hf_config)
+    hf_config._attn_implementation = "eager"
     with torch.device("meta"):
-        model = get_hf_auto_model_class(hf_config=skeleton).from_config(skeleton)
+        return get_hf_auto_model_class(hf_config=hf_config).from_config(hf_config)
+
+
+def _put_adapter_on(made: Any) -> None:
+    """As FSDPEngine._build_lora_module of verl 0.9.1."""
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    model = _skeleton(made)
+    with torch.device("meta"):
         options = LoraConfig(
             task_type=TaskType.CAUSAL_LM,
             r=made.lora_rank,
@@ -198,3 +298,24 @@ def _put_adapter_on(made: Any) -> None:
             exclude_modules=made.exclude_modules,
         )
         get_peft_model(model, options)
+
+
+def _look_at_layers_to_wrap(key: str, engine: Any, made: Any, answers: Answers) -> None:
+    """Let verl look up the layers that FSDP shall wrap, on the model's skeleton.
+
+    verl's default needs no look: those that the model's own class names.
+    """
+    if "FSDP" not in type(engine).__name__ or not engine.wrap_policy.get(LAYERS):
+        return
+    where = f"{engine_key(key)}.wrap_policy.{LAYERS}={engine.wrap_policy[LAYERS]}"
+    answers.ask(where, _find_layers, made, engine)
+
+
+def _find_layers(made: Any, engine: Any) -> None:
+    from verl.utils.fsdp_utils import get_fsdp_wrap_policy
+
+    skeleton = _skeleton(made)
+    try:
+        get_fsdp_wrap_policy(skeleton, engine.wrap_policy)
+    except Exception as error:  # verl raises no other kind here
+        raise ValueError(f"{error}. The model has {skeleton._no_split_modules}") from error

@@ -43,6 +43,11 @@ class Roles:
                 yield key, role
 
 
+def engine_key(key: str) -> str:
+    """Return the key of a role's FSDP engine."""
+    return f"{key}.fsdp" if key == "critic" else f"{key}.fsdp_config"
+
+
 def make_roles(config: Any, roles: Roles, answers: Answers) -> None:
     """Fill in the roles of a run: let verl make them, as its workers do with the model loaded.
 
