@@ -21,6 +21,7 @@ from verl_gdpo.tools.check.asked.roles import (
     lora_rank,
 )
 from verl_gdpo.tools.check.verl_questions import STRATEGIES, trains_critic
+from verl_gdpo.tools.run.attention import AUTO, SDPA
 
 # vllm.config.model.ModelDType; the choices of --dtype in sglang.srt.server_args
 DTYPES_OF_ROLLOUT = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -68,6 +69,7 @@ AT_LEAST_1 = (
     f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
     f"{ROLLOUT}.multi_turn.max_parallel_calls",
     f"{ROLLOUT}.multi_turn.max_tool_response_length",
+    "reward.sandbox_fusion.max_concurrent",  # of a semaphore, at which 0 waits for ever
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",
     "data.filter_overlong_prompts_workers",  # datasets.Dataset.filter, its num_proc
 )
@@ -105,8 +107,24 @@ def look_at_names(config: Any, roles: Roles, answers: Answers) -> None:
         for block in (ACTOR, REF, ROLLOUT, "critic"):
             if OmegaConf.select(config, f"{block}.profiler.enable"):
                 _warn_of_unknown(config, f"{block}.profiler.tool", PROFILERS, answers)
-    if rollout.multi_turn.get("enable"):
+    _look_at_attention(config, answers)
+    if rollout.multi_turn.get("enable") or rollout.agent.default_agent_loop == "tool_agent":
         _refuse_unknown(config, f"{ROLLOUT}.multi_turn.tool_response_truncate_side", SIDES, answers)
+
+
+def _look_at_attention(config: Any, answers: Answers) -> None:
+    """Compare the attention with those that transformers and we have; it may be a kernel of a hub.
+
+    See transformers' PreTrainedModel.get_correct_attn_implementation.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    key = f"{MODEL}.override_config.attn_implementation"
+    name = OmegaConf.select(config, key)
+    if name is None or "/" in str(name):
+        return
+    known = ["eager", AUTO, SDPA, *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    _refuse_unknown(config, key, known, answers)
 
 
 def _look_at_strategies(config: Any, roles: Roles, answers: Answers) -> None:
@@ -170,6 +188,7 @@ def look_at_numbers(config: Any, roles: Roles, answers: Answers) -> None:
     _look_at_lengths(config, answers)
     _look_at_sampling(config, answers)
     _look_at_clipping(roles, answers)
+    _look_at_clipped_ratios(config, answers)
     _look_at_filter(config, answers)
     rollout = config.actor_rollout_ref.rollout
     longest = config.data.max_prompt_length + config.data.max_response_length
@@ -334,6 +353,29 @@ def _look_at_clipping(roles: Roles, answers: Answers) -> None:
                 f"{key}.optim.clip_grad={clip}: each gradient would be scaled to {clip}, so "
                 "nothing would be trained; expected more than 0"
             )
+
+
+def _look_at_clipped_ratios(config: Any, answers: Answers) -> None:
+    """verl.trainer.ppo.core_algos clips ratios to 1 - low and 1 + high."""
+    actor = config.actor_rollout_ref.actor
+    for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+        value = actor.get(name)
+        # CISPO, for one, is trained with bounds of 4 or more.
+        is_usual_loss = actor.policy_loss.loss_mode in ("vanilla", "gspo")
+        if is_usual_loss and type(value) in (int, float) and value >= 1:
+            answers.warnings.append(
+                f"{ACTOR}.{name}={value}: ratios are clipped at 1 - this and 1 + this, so that "
+                "hardly any would be; verl's default is 0.2"
+            )
+    if actor.policy_loss.loss_mode != "clip_cov":
+        return
+    # compute_policy_loss_clip_cov takes tokens whose covariance is between the two.
+    low, high = actor.policy_loss.clip_cov_lb, actor.policy_loss.clip_cov_ub
+    if low is not None and high is not None and low >= high:
+        answers.problems.append(
+            f"{ACTOR}.policy_loss.clip_cov_lb={low} with {ACTOR}.policy_loss.clip_cov_ub={high}: "
+            "no token is between them, so nothing would be clipped. Exchange them"
+        )
 
 
 def look_at_precision(config: Any, roles: Roles, answers: Answers) -> None:
