@@ -45,7 +45,7 @@ def test_what_is_over_comes_last_and_all_are_counted():
     assert line_of(*arms) == "2 problems found in 2 runs of 60 steps, of which 1 is over"
     charts = sections(arms)[0].charts
     entropy, gradient = all_remarks([run for arm in arms for run in arm.runs], charts)
-    assert (entropy.first, entropy.last, gradient.first, gradient.is_over) == (51, 60, 21, True)
+    assert (entropy.first, entropy.last, gradient.first, gradient.is_over) == (46, 60, 21, True)
     assert entropy.chart == next(chart.id for chart in charts if chart.title == "Entropy")
 
 

@@ -142,8 +142,18 @@ class Evidence:
 
     @property
     def can_be_balanced(self) -> bool:
-        """Whether there are two rewards that vary, so that weights can change their shares."""
-        return int(np.count_nonzero(self.spread_K)) > 1
+        """Whether GDPO counts two rewards, so that weights can change their shares."""
+        return int(np.count_nonzero(self.counts_K)) > 1
+
+    @cached_property
+    def counts_K(self) -> Bools:
+        """Whether a reward has a part in the update under GDPO.
+
+        One that applies to a single sample of each group has none: nothing is compared. GRPO takes
+        it as 0 in the other samples, and so compares.
+        """
+        c_BK = self._contributions(GDPO)[0]
+        return np.asarray((self.spread_K > 0) & c_BK.any(axis=0))
 
     def spread_weights(self) -> Floats:
         """Return the run's weights times the spread of each reward, so that GDPO counts these.
@@ -156,30 +166,35 @@ class Evidence:
     def keeping_weights(self) -> KeepingWeights | None:
         """Return weights under which GDPO has the shares that GRPO has with the run's weights.
 
-        The reward with the largest factor keeps its weight, and so does one that never varies.
-        Some shares exist under no weights: then these are the nearest that were found. None if
-        GRPO updates nothing.
+        The reward with the largest factor keeps its weight, and so does one that GDPO does not
+        count. Some shares exist under no weights: then these are the nearest that were found. None
+        if GRPO updates nothing.
         """
-        varies_K = self.spread_K > 0
+        counts_K = self.counts_K
         if not self.updates[0].share_K.any():
             return None
         square_KK, target_K = self.equations()
         # GRPO counts a reward by its spread.
-        found = factors_with_shares(square_KK, target_K, near_K=self.spread_K[varies_K])
+        found = factors_with_shares(square_KK, target_K, near_K=self.spread_K[counts_K])
         weights_K = self.weights_K.copy()
-        weights_K[varies_K] *= found.factor_K
+        weights_K[counts_K] *= found.factor_K
         share_K = np.zeros(len(self.weights_K))
-        share_K[varies_K] = found.share_K
-        return KeepingWeights(weights_K, share_K, found.missed)
+        share_K[counts_K] = found.share_K
+        # No weight gives a share to a reward that GDPO does not count.
+        missed = float(np.abs(share_K - self.updates[0].share_K).max())
+        return KeepingWeights(weights_K, share_K, missed)
 
     def equations(self) -> tuple[Floats, Floats]:
         """Return Q of GDPO and the shares under GRPO, for `factors_with_shares`.
 
-        They are of the rewards that vary.
+        They are of the rewards that GDPO counts, of which the shares add up to 1.
         """
-        varies_K = self.spread_K > 0
-        c_BK = self._contributions(GDPO)[0][:, varies_K]
-        return c_BK.T @ c_BK, self.updates[0].share_K[varies_K]
+        counts_K = self.counts_K
+        c_BK = self._contributions(GDPO)[0][:, counts_K]
+        target_K = self.updates[0].share_K[counts_K]
+        if target_K.sum() > 0:
+            target_K = target_K / target_K.sum()
+        return c_BK.T @ c_BK, target_K
 
     @cached_property
     def spread_K(self) -> Floats:
