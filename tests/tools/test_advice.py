@@ -303,6 +303,21 @@ def test_rewards_that_never_vary_or_cancel():
     assert not case.can_be_balanced
 
 
+def test_a_reward_of_one_sample_a_group_counts_under_grpo_alone():
+    """No weight gives it a share under GDPO, so that none keeps the shares."""
+    rng = np.random.default_rng(3)
+    values = np.column_stack([rng.random(480), rng.random(480), np.ones(480)])
+    present = np.ones(values.shape, bool)
+    present[:, 2] = np.arange(480) % SAMPLES == 0
+    case = evidence(values, present=present)
+    assert case.updates[0].share_K[2] > 0.1
+    assert case.updates[2].share_K[2] == 0
+    kept = case.keeping_weights()
+    assert kept.share_K[2] == 0 and kept.missed >= case.updates[0].share_K[2]
+    assert not kept.is_kept
+    assert not evidence(values[:, 1:], present=present[:, 1:]).can_be_balanced
+
+
 # --- words ----------------------------------------------------------------------------------------
 
 
