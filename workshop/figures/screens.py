@@ -20,7 +20,7 @@ from verl_gdpo.tools import advice
 from verl_gdpo.tools.report.page import Page, build_page, write
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SCREEN = (1280, 800)  # pixels
+SCREEN = (1280, 680)  # pixels: to the end of the advice
 COLUMNS = 102  # of the terminal
 NOTE = "first screen"  # under which report.png keeps its words
 REPLAY = ("replay", "--arm", "grpo", "--top", "2")
