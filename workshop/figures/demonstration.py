@@ -17,7 +17,7 @@ PANELS = {
         "judge": ("Judge (0 to 100):", "both learn it", 100, ".0f"),
     },
     "model": {
-        "keyword": ("Uses the word (worth 1):", "GRPO does not learn it", 1.0, ".2f"),
+        "keyword": ("Uses the word (worth 1):", "GRPO falls behind", 1.0, ".2f"),
         "words": ("Few words (worth 10):", "all learn it", 1.0, ".2f"),
         "ending": ("Ends as asked (worth 1):", "none learns it well", 1.0, ".2f"),
     },
