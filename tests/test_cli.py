@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -102,10 +103,16 @@ def with_subparsers(parser):
                 yield from with_subparsers(choice)
 
 
+@functools.cache  # of some thousand texts
+def top_of_the_repository():
+    """The files and folders beside the package."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=REPO, capture_output=True, text=True).stdout
+    return {line.partition("/")[0] for line in tracked.splitlines()} - {"verl_gdpo"}
+
+
 def paths_of_the_repository(text):
     """What a text names that a checkout has, and an installed package has not."""
-    tracked = subprocess.run(["git", "ls-files"], cwd=REPO, capture_output=True, text=True).stdout
-    top = {line.partition("/")[0] for line in tracked.splitlines()} - {"verl_gdpo"}
+    top = top_of_the_repository()
     files = {name for name in top if "." in name}
     for word in re.findall(r"[\w.~/-]+", text):
         first = word.removeprefix("./").partition("/")[0]
