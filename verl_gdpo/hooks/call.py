@@ -111,8 +111,8 @@ class Call:
         args = list(self.args)
         kwargs = dict(self.kwargs)
         for name, value in values.items():
-            # What the caller has left out, or passed by its name, goes by its name: in a place it
-            # would move those behind it.
+            # A value that the caller has left out, or passed by its name, is passed by its name. In
+            # a place of its own, it would move those behind it.
             place = self.parameters.places.get(name, len(args))
             if name in kwargs or place >= len(args):
                 kwargs[name] = value

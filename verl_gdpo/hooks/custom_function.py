@@ -32,7 +32,7 @@ def load_custom_function(call: Call) -> Any:
     path = OmegaConf.select(config, f"{KEY}.path")
     if not path or not _is_with_gdpo(config):
         return call.hand_on()
-    # Ours refuses with the reason what verl would refuse after the workers have started.
+    # What verl would refuse in its workers is refused here, with the reason.
     name = config.reward.custom_reward_function.name
     module = module_with(KEY, path, name)
     options = config.reward.custom_reward_function.get("reward_kwargs") or {}

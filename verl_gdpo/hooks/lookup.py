@@ -75,7 +75,7 @@ def look_into_untested(*, is_v1: bool) -> None:
     """
     if refusals or is_tested():
         return
-    # Two tables may have the same row, and one line of it is enough.
+    # A row may stand there twice, and is looked for once.
     used = [each for each in dict.fromkeys(extend.table) if _is_used(each, is_v1)]
     missing = [each for each in used if each.is_missing()]
     extend.say_what_is_missing(missing)

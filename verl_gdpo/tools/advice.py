@@ -122,8 +122,14 @@ class Evidence:
     def updates(self) -> list[Update]:
         """Under GRPO, under GRPO on rewards divided by their ranges, and under GDPO."""
         by_range_K = [size or 1.0 for size in self.ranges.values()]
-        arms = (GRPO, 1.0), (GRPO, by_range_K), (GDPO, 1.0)
-        return [self._update(*self._contributions(*arm)) for arm in arms]
+        by_range = self._contributions(GRPO, by_range_K)
+        arms = self._contributions(GRPO), by_range, self.of_gdpo
+        return [self._update(*arm) for arm in arms]
+
+    @cached_property
+    def of_gdpo(self) -> tuple[Floats, Floats]:
+        """What each reward adds to the advantage under GDPO, c_BK, and their sum S_B."""
+        return self._contributions(GDPO)
 
     @cached_property
     def changed_preferences(self) -> Floats:
@@ -152,7 +158,7 @@ class Evidence:
         One that applies to a single sample of each group has none: nothing is compared. GRPO takes
         it as 0 in the other samples, and so compares.
         """
-        c_BK = self._contributions(GDPO)[0]
+        c_BK, _ = self.of_gdpo
         return np.asarray((self.spread_K > 0) & c_BK.any(axis=0))
 
     def spread_weights(self) -> Floats:
@@ -190,7 +196,7 @@ class Evidence:
         They are of the rewards that GDPO counts, of which the shares add up to 1.
         """
         counts_K = self.counts_K
-        c_BK = self._contributions(GDPO)[0][:, counts_K]
+        c_BK = self.of_gdpo[0][:, counts_K]
         target_K = self.updates[0].share_K[counts_K]
         if target_K.sum() > 0:
             target_K = target_K / target_K.sum()

@@ -154,7 +154,7 @@ def untrained_steps(_step: int, values: Values, _: Rewards, _levels: Levels) -> 
         "untrained",
         has_no_gradient or has_no_advantage,
         what,
-        "Look at the rewards in a rollout dump: all samples of a prompt may have the same. If they "
+        "Look at the rewards in a dump: all samples of a prompt may have the same. If they "
         "differ, look at the learning rate and at what the loss counts",
         hold=rules.STILL,
     )
