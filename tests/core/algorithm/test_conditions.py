@@ -5,7 +5,7 @@ import math
 import numpy as np
 import oracle
 import pytest
-from pages import PAGES, rows_after
+from pages import rows_after
 
 from verl_gdpo.algorithm.conditions import paid_by_bounds, paid_in_batch
 from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
@@ -71,8 +71,6 @@ def test_the_table_of_the_page():
     for otherwise, row in zip(("zero", -3.5, "missing"), rows, strict=True):
         computed = [f"{A:.2f}" for A in advantages(settings_like(otherwise=otherwise))]
         assert row[1:] == computed
-    (answer,) = (row for row in PAGES["docs/faq.md"].splitlines() if "punishment under" in row)
-    assert f"got {rows[0][2]} there, and a wrong one {rows[0][3]} " in answer
 
 
 @pytest.mark.parametrize(
