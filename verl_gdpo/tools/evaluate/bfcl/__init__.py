@@ -1,7 +1,20 @@
 """BFCL-v3, the Berkeley Function Calling Leaderboard, in ToolRL's form.
 
 `--bench bfcl_v3`. The numbers can be compared with the paper's, but do not reproduce them: the code
-that made those was not published. docs/evaluate.md says what is known and what is ours.
+that made those was not published. docs/evaluate.md says what each number is. ToolRL has published
+a handler for an older package. These things differ:
+
+                                          ToolRL's handler         here
+    a call within `<think>`               counts                   not in the two "after <think>"
+    in a dialogue, a line without a name  a call `()`              left out
+    in a dialogue, a name that is no text undoes all calls         left out
+    a value over which the checker fails  stops the evaluation     wrong
+    sampling                              temperature 0.001        greedy
+    a long prompt                         leaves fewer than 4,096  wrong, if it leaves fewer
+                                          tokens for the answer    than `--max-tokens`
+
+Of the questions of the package, two in Java have no right answer, and six of live have none that
+agrees with both function and ground truth.
 """
 
 import json
