@@ -1,7 +1,7 @@
 """Trains on GSM8K's three rewards with TRL's own trainer and its GDPO, here without a GPU.
 
 The settings are those of `task=gsm8k hardware=cpu` in recipes/, where TRL has them.
-docs/without_verl.md has the commands, and what came out.
+docs/without_verl.md says what differs from a run of verl.
 """
 
 import argparse
