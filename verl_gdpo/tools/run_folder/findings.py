@@ -2,7 +2,7 @@
 
 The rules look at one step after the other, and keep a bounded memory, so that a step costs the same
 at the end of a long run as at its start. What they look for has to hold for some steps in a row
-before it is told, and counts as one streak until it has failed for as many. docs/metrics.md lists
+before it is told, and counts as one streak until it has failed for as many. docs/metrics.md names
 the rules, and `python -m workshop.findings` counts how often they are right.
 """
 
