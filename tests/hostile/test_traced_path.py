@@ -1,4 +1,4 @@
-"""The way of a rollout in CONTRIBUTING.md is the way in the code."""
+"""The way of a rollout in docs/how_it_works.md is the way in the code."""
 
 import re
 
@@ -6,7 +6,7 @@ from repository import REPO
 from traced import modules_of_a_step
 
 SOURCES = ["verl_gdpo/gsm8k"] * 2
-PAGE = REPO / "CONTRIBUTING.md"
+PAGE = REPO / "docs" / "how_it_works.md"
 ANSWERS = ["<think>1</think>\n<answer>0</answer>", "<think>1</think><answer>7</answer>", "0"]
 
 

@@ -15,7 +15,7 @@ from repository import REPO
 from rows_for_check import MODEL_CONFIG
 from saved_checkpoint import save_checkpoint
 
-from verl_gdpo.tools.check.asked import ask_verl, what_filters_lack
+from verl_gdpo.tools.check.asked import ask_verl, engines, what_filters_lack
 from verl_gdpo.tools.check.asked.answers import Answers
 from verl_gdpo.tools.check.asked.idle import IDLE
 from verl_gdpo.tools.check.asked.models import folder_of_model
@@ -146,6 +146,24 @@ def test_what_another_machine_may_have_is_a_warning(answers, key):
     assert any("it may be where the run is" in text for text in found.warnings)
     found = answers(f"{key}=DATA/global_step_4", is_elsewhere=True)
     assert any("there is no" in text or "no model is there" in text for text in found.problems)
+
+
+def test_bfloat16_on_a_processor_that_computes_it_in_a_loop_is_a_warning(answers, monkeypatch):
+    """FSDP computes in bfloat16 where nothing is said."""
+    on_cpu = "trainer.device=cpu actor_rollout_ref.rollout.name=hf"
+    engine = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    in_float32 = f"+{engine}={{param_dtype:fp32}} actor_rollout_ref.rollout.dtype=float32"
+
+    def keys(added, is_fast=False, **options):
+        monkeypatch.setattr(engines, "has_fast_bfloat16", lambda: is_fast)
+        warnings = answers(added, **options).warnings
+        return [text.partition("=")[0] for text in warnings if "AVX-512" in text]
+
+    assert keys(on_cpu) == ["actor_rollout_ref.rollout.dtype", f"{engine}.param_dtype"]
+    assert keys(f"{on_cpu} {in_float32}") == []
+    assert keys(on_cpu, is_fast=True) == []
+    assert keys(on_cpu, is_elsewhere=True) == []
+    assert keys("trainer.device=cuda") == []
 
 
 def test_a_module_of_another_machine_is_a_warning(answers):

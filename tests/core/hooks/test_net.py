@@ -8,6 +8,7 @@ import sys
 import types
 
 import pytest
+from repository import REPO
 
 from verl_gdpo.hooks import extend, net
 from verl_gdpo.plugin import EXTENSIONS
@@ -17,6 +18,17 @@ def test_each_function_of_the_table_has_what_is_lost_without_it():
     for each in EXTENSIONS:
         assert bool(each.lost) == bool(each.replacement), each
         assert each.lost or not each.ends_run
+
+
+@pytest.mark.parametrize(("mark", "ends_run"), [("ends the run", True), ("lost", False)])
+def test_the_lists_in_the_docs(mark, ends_run):
+    text = (REPO / "docs" / "trainers.md").read_text()
+    (shown,) = re.findall(rf"<!-- without: {mark} -->\n(.*?)<!-- end -->", text, re.S)
+    rows = ["| function | without it |", "|---|---|"]
+    for each in EXTENSIONS:
+        if each.replacement and each.ends_run == ends_run:
+            rows.append(f"| `{each.path}` | {each.lost} |")
+    assert shown.strip().splitlines() == rows
 
 
 # --- what verl's main module calls ---------------------------------------------------------------

@@ -65,7 +65,7 @@ from verl_gdpo.tools.check.dry_run import RIGHT, DryRun, score_rows
 from verl_gdpo.tools.check.mended import lacks_a_function, without_mistakes
 from verl_gdpo.tools.check.output import Output
 from verl_gdpo.tools.check.refused_overrides import why_refused, with_meant
-from verl_gdpo.tools.run.attention import choose
+from verl_gdpo.tools.run import attention, precision
 
 T = TypeVar("T")
 
@@ -155,7 +155,8 @@ def _look(output: Output, config: Any, defaults: Any, options: argparse.Namespac
     environment = output.ask(machine.check_environment, config)
     if environment is None:
         return
-    output.note(output.ask(choose, config))
+    output.note(output.ask(attention.choose, config))
+    output.note(output.ask(precision.choose, mended))
     output.refuse(rules.unknown_names, config)
     for question in (
         verl_questions.what_validation_prints,

@@ -23,7 +23,7 @@ from verl_gdpo.hooks.configuration import has_gdpo
 from verl_gdpo.hooks.refusal import warn
 from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.hooks.run_keys import ALLOW_CHANGE
-from verl_gdpo.tools.run import attention, checkpoint_loading, resume, starts
+from verl_gdpo.tools.run import attention, checkpoint_loading, precision, resume, starts
 from verl_gdpo.tools.run.starts import RecordedStart, StartManifest
 from verl_gdpo.tools.run_folder.folder import of_recipes, write_into_run_dir
 
@@ -42,9 +42,10 @@ def record_and_run(call: Call) -> Any:
         # Ray's processes on a cluster that runs have another folder.
         config.run_dir = str(Path(config.run_dir).resolve())
     composed = deepcopy(config)
-    message = attention.choose(config)
-    if message is not None:
-        print(f"verl-gdpo: {message}", flush=True)
+    for choose in (attention.choose, precision.choose):
+        message = choose(config)
+        if message is not None:
+            print(f"verl-gdpo: {message}", flush=True)
     is_gdpo = has_gdpo(config)
     is_recorded = is_gdpo or is_of_recipes
     with recorded_start(config, is_recorded=is_recorded, composed=composed):

@@ -22,6 +22,7 @@ from verl_gdpo.tools.check.asked.roles import (
 )
 from verl_gdpo.tools.check.verl_questions import STRATEGIES, trains_critic
 from verl_gdpo.tools.run.attention import AUTO, SDPA
+from verl_gdpo.tools.run.precision import BFLOAT16, has_fast_bfloat16
 
 # vllm.config.model.ModelDType; the choices of --dtype in sglang.srt.server_args
 DTYPES_OF_ROLLOUT = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -396,6 +397,31 @@ def look_at_precision(config: Any, roles: Roles, answers: Answers) -> None:
                 remedy = "Set bfloat16, float16 or float32"
                 where = f"{prefix}.{name}={value}"
                 answers.ask(where, PrecisionType.to_dtype, value, remedy=remedy)
+
+
+def look_at_processor(config: Any, roles: Roles, answers: Answers) -> None:
+    """Name what this processor would compute in bfloat16, if it can only do so in a plain loop.
+
+    FSDP computes in `mixed_precision.param_dtype`, which is bfloat16 where nothing is said
+    (`FSDPEngine._build_fsdp_module`).
+    """
+    if config.trainer.device != "cpu" or answers.is_elsewhere or has_fast_bfloat16():
+        return
+    rollout = config.actor_rollout_ref.rollout
+    computed = {}
+    if rollout.name == "hf":
+        computed[f"{ROLLOUT}.dtype"] = rollout.dtype
+    for key, role in roles.with_engines():
+        if "FSDP" in type(role.engine).__name__:
+            mixed = role.engine.mixed_precision or {}
+            where = f"{engine_key(key)}.mixed_precision.param_dtype"
+            computed[where] = mixed.get("param_dtype", "bf16")
+    for where, value in computed.items():
+        if value in BFLOAT16:
+            answers.warnings.append(
+                f"{where}={value}: this processor has no AVX-512, and PyTorch takes about 100 "
+                "times as long for a product of matrices in bfloat16 as in float32. Set float32"
+            )
 
 
 def look_at_fsdp(config: Any, roles: Roles, answers: Answers) -> None:

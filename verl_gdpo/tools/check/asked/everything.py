@@ -43,6 +43,7 @@ def ask_verl(config: Any, steps: int | None, is_elsewhere: bool = False) -> Answ
     look("FSDP", engines.look_at_fsdp, config, roles)
     look("Megatron", megatron.look_at_megatron, config, roles, steps)
     look("types of numbers", engines.look_at_precision, config, roles)
+    look("the processor", engines.look_at_processor, config, roles)
     look("the adapter", engines.look_at_adapter, config, roles)
     look("the folders of models", models.look_at_folders_of_models, config)
     look("the model", models.look_at_model, config, roles)
