@@ -15,6 +15,7 @@ from repository import REPO
 from rows_for_check import MODEL_CONFIG
 from saved_checkpoint import save_checkpoint
 
+from verl_gdpo.hooks.unread_keys import MOVED, OTHER_NAMES
 from verl_gdpo.tools.check.asked import ask_verl, engines, what_filters_lack
 from verl_gdpo.tools.check.asked.answers import Answers
 from verl_gdpo.tools.check.asked.idle import IDLE
@@ -193,6 +194,12 @@ def test_idle_settings_are_keys_of_verls_with_its_defaults():
             assert value is None  # It is a key of verl's class alone.
         else:
             assert value == idle.default, idle.key
+
+
+def test_no_message_names_a_key_that_verl_does_not_read():
+    """What a misspelt or foreign key is called in verl has to be of use."""
+    named = {*OTHER_NAMES.values(), *MOVED.values()}
+    assert [idle.key for idle in IDLE if idle.key in named] == []
 
 
 def test_an_unknown_function_of_verl_refuses_nothing():

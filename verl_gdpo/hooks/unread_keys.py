@@ -65,7 +65,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "eval_steps": "trainer.test_freq",
     "learning_rate": f"{ACTOR}.optim.lr",
     "max_completion_length": "data.max_response_length",
-    "max_grad_norm": f"{ACTOR}.grad_clip",
+    "max_grad_norm": f"{ACTOR}.optim.clip_grad",
     "max_steps": "trainer.total_training_steps",
     "num_generations": f"{ROLLOUT}.n",
     "num_train_epochs": "trainer.total_epochs",
