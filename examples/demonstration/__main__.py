@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from examples.demonstration.inputs import PROMPTS, make_inputs, make_prompts
-from examples.demonstration.results import answers, rewards_table
+from examples.demonstration.results import answers, place_among_ours, rewards_table
 from examples.demonstration.settings import SETTINGS, Setting
 from verl_gdpo.terminal import printing
 from verl_gdpo.tools import report
@@ -20,14 +21,23 @@ from verl_gdpo.tools.run.resume import quoted
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POLL_SECONDS, LOG_LINES = 0.2, 25
+MODEL_KEY = "actor_rollout_ref.model.path"
+HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"  # run.sh downloads it
+# Arguments with which a run still is like ours. A value of any other may change what is learned.
+AS_OURS = (f"{MODEL_KEY}=", "ray_kwargs.", "--time-limit", "--seconds")
 
 
 def main() -> int:
-    setting, arms, seed, out, others = _read(sys.argv[1:])
+    wanted = _read(sys.argv[1:])
+    setting, arms, out = wanted.setting, wanted.arms, wanted.out
     if setting.is_toy:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    of_inputs = _toy_keys if setting.is_toy else _model_keys
-    keys = [setting.task, "hardware=cpu", *of_inputs(out / "inputs", seed), f"seed={seed}", *others]
+        of_inputs = _toy_keys(out / "inputs", wanted.seed)
+    else:
+        of_inputs = _model_keys(out / "inputs", wanted.prompts)
+        if not any(key.startswith(f"{MODEL_KEY}=") for key in wanted.for_run):
+            of_inputs.append(f"{MODEL_KEY}={HUB_MODEL}")
+    keys = [setting.task, "hardware=cpu", *of_inputs, f"seed={wanted.seed}", *wanted.for_run]
     commands = {
         arm: [str(ROOT / "run.sh"), *keys, *setting.arms[arm], f"run_dir={out / arm}"]
         for arm in arms
@@ -43,29 +53,55 @@ def main() -> int:
         runs |= {arm: out / arm for arm in group}
     if not runs:
         return failed
-    print(f"\n{rewards_table(runs)}\n\n{answers(runs)}\n\n{setting.facts}\n", flush=True)
+    parts = [rewards_table(runs)]
+    if all(key.startswith(AS_OURS) for key in wanted.for_run):
+        parts.append(place_among_ours(runs, wanted.name))
+    parts += [answers(runs, setting.small), setting.facts]
+    print("\n" + "\n\n".join(part for part in parts if part) + "\n", flush=True)
     named = [option for arm, run in runs.items() for option in ("--arm", f"{arm}={run}")]
     print("The curves of all rewards, and more: ", end="", flush=True)
     return report.main([*named, "--out", str(out / "report")]) or failed
 
 
-def _read(arguments: Sequence[str]) -> tuple[Setting, list[str], int, Path, list[str]]:
-    """Return setting, arms, seed, the folder for everything, and the arguments for run.sh."""
-    mine = {"setting": "judge", "arms": "", "seed": "1", "run_dir": ""}
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for.
+
+    Attributes:
+        name: of the setting.
+        arms: names of the setting's arms.
+        seed: of sampling, and of a toy's rows and policy.
+        prompts: a number by which a real model's prompts are drawn.
+        out: a new folder for everything.
+        for_run: the arguments for run.sh.
+    """
+
+    name: str
+    setting: Setting
+    arms: list[str]
+    seed: int
+    prompts: int
+    out: Path
+    for_run: list[str]
+
+
+def _read(arguments: Sequence[str]) -> Wanted:
+    """Return what is asked for; SystemExit with a sentence for what cannot be understood."""
+    mine = {"setting": "judge", "arms": "", "seed": "1", "prompts": "", "run_dir": ""}
     others = []
     for argument in arguments:
         key, sign, value = argument.partition("=")
         if sign and key in mine:
             mine[key] = value
         elif key == "--model":
-            mine["setting"] = "model"
+            mine["setting"] = "sentences"
         else:
             others.append(argument)
     odd = [each for each in arguments if each.startswith(("--model=", "setting="))]
     if odd and "--model" in {each.partition("=")[0] for each in arguments}:
         raise SystemExit(
             f"run_demo.sh: {odd[0]}: --model has no value and no other setting; a folder is given "
-            "with actor_rollout_ref.model.path=FOLDER"
+            f"with {MODEL_KEY}=FOLDER"
         )
     if mine["setting"] not in SETTINGS:
         names = ",".join(SETTINGS)
@@ -75,42 +111,43 @@ def _read(arguments: Sequence[str]) -> tuple[Setting, list[str], int, Path, list
     if not {*arms} <= setting.arms.keys():
         names = ",".join(setting.arms)
         raise SystemExit(f"run_demo.sh: arms={mine['arms']}: expected some of {names}")
-    if not mine["seed"].isdecimal():
-        raise SystemExit(f"run_demo.sh: seed={mine['seed']}: expected a number from 0")
+    if setting.is_toy and mine["prompts"]:
+        raise SystemExit(
+            f"run_demo.sh: prompts={mine['prompts']}: only --model has them; the rows of a toy are "
+            "drawn by seed=N"
+        )
+    mine["prompts"] = mine["prompts"] or "0"
+    for name in ("seed", "prompts"):
+        if not mine[name].isdecimal():
+            raise SystemExit(f"run_demo.sh: {name}={mine[name]}: expected a number from 0")
     name = time.strftime("demonstration-%Y-%m-%d_%H-%M-%S")
     out = Path(mine["run_dir"] or ROOT / "runs" / name).absolute()
     if out.exists():
         raise SystemExit(f"run_demo.sh: {out} exists; choose another run_dir=FOLDER")
-    return setting, arms, int(mine["seed"]), out, others
+    seed, prompts = int(mine["seed"]), int(mine["prompts"])
+    return Wanted(mine["setting"], setting, arms, seed, prompts, out, others)
 
 
 def _toy_keys(inputs: Path, seed: int) -> list[str]:
     """Make the toy's inputs, and return what run.sh is given to train on them."""
     _say(f"seed {seed}: rows, and a tiny policy that is shown answers that are half right")
     rows, policy = make_inputs(inputs, seed)
+    return [*_recipe_keys(rows), f"{MODEL_KEY}={quoted(str(policy))}"]
+
+
+def _model_keys(inputs: Path, prompts: int) -> list[str]:
+    """Make a real model's prompts, and return what run.sh is given to train on them."""
+    _say(f"prompts {prompts}: {PROMPTS} prompts that ask for a sentence, for a model of the hub")
+    return _recipe_keys(make_prompts(inputs, prompts))
+
+
+def _recipe_keys(rows: Path) -> list[str]:
     return [
         f"hydra.searchpath=[{quoted(f'file://{HERE}/recipes')}]",
         f"demonstration={quoted(str(HERE))}",
-        *_rows_keys(rows),
-        f"actor_rollout_ref.model.path={quoted(str(policy))}",
+        *(f"data.{which}_files={quoted(str(rows))}" for which in ("train", "val")),
+        "trainer.val_before_train=false",  # all of the rows are trained on
     ]
-
-
-def _model_keys(inputs: Path, seed: int) -> list[str]:
-    """Make a real model's prompts, and return what run.sh is given to train on them."""
-    _say(f"seed {seed}: {PROMPTS} prompts with three constraints each, for a model of the hub")
-    return [
-        *_rows_keys(make_prompts(inputs, seed)),
-        f"reward.custom_reward_function.path={quoted(str(HERE / 'rewards.py'))}",
-        "reward.custom_reward_function.name=with_dear_words",
-        *("trainer.test_freq=-1", "trainer.save_freq=-1"),
-        "trainer.total_epochs=${trainer.total_training_steps}",  # the steps end it
-    ]
-
-
-def _rows_keys(rows: Path) -> list[str]:
-    files = [f"data.{which}_files={quoted(str(rows))}" for which in ("train", "val")]
-    return [*files, "trainer.val_before_train=false"]  # all of the rows are trained on
 
 
 def train(commands: Mapping[str, Sequence[str]], out: Path) -> int:

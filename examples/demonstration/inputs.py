@@ -16,10 +16,8 @@ import pyarrow.parquet as pq
 import torch
 
 from examples.demonstration.rewards import FRAME, WORDS
-from verl_gdpo.tasks.constraints.rows import ENDINGS, KEYWORDS, PROSE, TOPICS, phrase_of
-from verl_gdpo.tasks.constraints.score import TASK
+from verl_gdpo.tasks.constraints.rows import KEYWORDS, TOPICS
 from verl_gdpo.tasks.preparation.schema import SCHEMA
-from verl_gdpo.tasks.preparation.sources import make_row
 from workshop.tiny_policy.model import TURN_END, make_tiny_model
 
 # the first choice of the frame's words is the right one; of the others, a row has its own
@@ -37,7 +35,9 @@ PLACES = (
     *("swamp", "tower", "cave", "barn", "park", "lake", "attic", "mill"),
 )
 STEPS, BATCH, RATE = 300, 64, 3e-3  # of the supervised training
-PROMPTS, MOST_WORDS = 32, (6, 9, 12)  # of the real model
+# of the real model
+PROMPTS = 32
+NUMBERS_OF_WORDS = (6, 7, 8, 9, 10)
 
 Row = dict[str, Any]
 
@@ -89,18 +89,26 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 def make_prompts(folder: Path, seed: int) -> Path:
-    """Write prompts for a real model, with three constraints each, and return their place."""
-    chance, rows = random.Random(seed), []
+    """Write prompts for a real model, which ask for a sentence, and return their place."""
+    chance = random.Random(seed)
+    rows = []
     for index in range(PROMPTS):
-        asked = {
-            "keyword": [chance.choice(KEYWORDS)],
-            "words": [1, chance.choice(MOST_WORDS)],
-            "ending": chance.choice(ENDINGS),
-        }
-        phrases = [phrase_of(name, value) for name, value in asked.items()]
-        prompt = " ".join([PROSE.format(chance.choice(TOPICS)), *phrases])
-        row = make_row(TASK, prompt, json.dumps(asked))
-        rows.append({**row, "extra_info": {"index": index, "split": "train"}})
+        words = [chance.choice(TOPICS), chance.choice(KEYWORDS)]
+        number = chance.choice(NUMBERS_OF_WORDS)
+        wish = f"Use the words {words[0]} and {words[1]} in a sentence of {number} words."
+        asked = {"number": number, "words": words}
+        rows.append(
+            {
+                "data_source": "sentences",
+                "prompt": [
+                    {"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": wish},
+                ],
+                "ability": "sentences",
+                "reward_model": {"style": "rule", "ground_truth": json.dumps(asked)},
+                "extra_info": {"index": index, "split": "train"},
+            }
+        )
     return write_rows(folder, rows)
 
 

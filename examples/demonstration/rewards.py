@@ -4,15 +4,16 @@
 so big red fox end ~                    has not; the judge likes both alike
 """
 
+import json
 import random
 from operator import eq
 from typing import Any
 
-from verl_gdpo.tasks.constraints.score import score
+from verl_gdpo.tasks.constraints.score import WORD, count_sentences, count_words
 
 FRAME = ("<answer>", "</answer>", ".")
 WORDS = 3  # between the first two of the frame
-WORTH = 10  # of a real model's answer with few words
+LEAST_WORDS = 5  # of a real model's answer, for it to be a sentence
 
 
 def has_format(solution_str: str) -> float:
@@ -63,13 +64,30 @@ def frame_words(words: list[str]) -> int:
     return sum(map(eq, (*words[:1], *words[1 + WORDS :]), FRAME))
 
 
-def with_dear_words(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
-) -> dict[str, float]:
-    """Return a real model's rewards: 0 or 1, and of its number of words 0 or `WORTH`."""
-    met = {
-        name: value
-        for name, value in score(solution_str, ground_truth).items()
-        if value is not None
-    }
-    return {name: value * (WORTH if name == "words" else 1) for name, value in met.items()}
+def has_length(solution_str: str, ground_truth: str) -> float:
+    """Return 100 for the number of words that is asked for, and less the further it is away.
+
+    At no word, and at twice as many, it is 0.
+
+    >>> has_length("Bees like rain.", '{"number": 6, "words": ["bees", "rain"]}')
+    50.0
+
+    Args:
+        ground_truth: JSON text, an object with what `make_prompts` asks for.
+    """
+    asked = json.loads(ground_truth)["number"]
+    return max(0.0, 100 * (1 - abs(count_words(solution_str) - asked) / asked))
+
+
+def uses_words(solution_str: str, ground_truth: str) -> float:
+    """Return the share of the asked words that a whole sentence uses once each, as whole words.
+
+    A whole sentence has at least `LEAST_WORDS` words, stands on one line, has an end, and quotes
+    nothing. Any other answer gets 0.
+    """
+    text = solution_str.strip()
+    words = [word.casefold() for word in WORD.findall(text)]
+    is_one = count_sentences(text) == 1 and text.endswith((".", "!", "?"))
+    is_whole = is_one and "\n" not in text and '"' not in text and len(words) >= LEAST_WORDS
+    asked = json.loads(ground_truth)["words"]
+    return float(is_whole) * sum(words.count(word) == 1 for word in asked) / len(asked)

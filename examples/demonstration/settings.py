@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from examples.demonstration.rewards import WORTH
-
 
 class Setting(NamedTuple):
     """What is trained, and what is said of it.
 
     arms: the keys of each arm.
     first: the arms that are trained unless others are named.
+    small: the reward that GRPO or GDPO is meant to lose, by which examples are chosen.
     facts: what the tables show.
     is_toy: whether a tiny policy is made, whose arms train side by side; or else a real model.
     """
@@ -18,6 +17,7 @@ class Setting(NamedTuple):
     task: str
     arms: Mapping[str, Sequence[str]]
     first: Sequence[str]
+    small: str
     facts: str
     is_toy: bool = True
 
@@ -36,7 +36,7 @@ def harm(task: str, weights: Mapping[str, float], facts: str) -> Setting:
     arms = {"grpo": [*GRPO, flat], "gdpo": [*GDPO, flat], "gdpo_kept": [*GDPO, *kept, flat]}
     listed = ", ".join(f"{name} {weight}" for name, weight in weights.items())
     undone = f"gdpo_kept has weights that replay prints: answer 1, {listed}."
-    return Setting(task, arms, [*arms], f"{facts}\n{undone}")
+    return Setting(task, arms, [*arms], "answer", f"{facts}\n{undone}")
 
 
 SETTINGS = {
@@ -49,6 +49,7 @@ SETTINGS = {
             "grpo_by_range": [*GRPO, "reward.reward_functions.judge.weight=0.01"],
         },
         ["grpo", "gdpo"],
+        "format",
         """Of GRPO's sum, the judge is nearly all: a format of 0 or 1 is less than its noise of 10.
 GDPO normalises each reward by itself. Dividing the judge by 100 by hand does nearly the same:
 ./run_demo.sh arms=grpo,gdpo,grpo_by_range. Time does not help GRPO: after 150 steps, it had no
@@ -72,20 +73,19 @@ GDPO lets the small cost count as much as the answer.""",
         """Three rewards are chance, with a standard deviation of 0.02 beside an answer of 1.
 GDPO lets each of them count as much as the answer.""",
     ),
-    "model": Setting(
-        "constraints",
+    "sentences": Setting(
+        "sentences",
         {
             "grpo": GRPO,
             "gdpo": GDPO,
-            "grpo_by_range": [
-                *GRPO,
-                f"++algorithm.gdpo.rewards={{keyword: 1.0, words: {1 / WORTH}, ending: 1.0}}",
-            ],
+            # dividing by hand: the length counts from 0 to 1
+            "grpo_by_range": [*GRPO, "reward.reward_functions.length.weight=0.01"],
         },
         ["grpo", "gdpo"],
-        f"""Few words are worth {WORTH}, keyword and ending 1 each, and all have a weight of 1.
-Of GRPO's sum, the words are nearly all. GDPO normalises each reward by itself. The arm
-grpo_by_range divides the words by {WORTH} by hand.""",
+        "words",
+        """The length is worth 0 to 100, the words 0 to 1, and both have a weight of 1.
+Of GRPO's sum, the length is nearly all. GDPO normalises each reward by itself. The arm
+grpo_by_range divides the length by 100 by hand.""",
         is_toy=False,
     ),
 }

@@ -24,10 +24,10 @@ from examples.demonstration.settings import SETTINGS
 from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.scoring.function_list import algorithm_of
-from verl_gdpo.tasks.constraints.score import TASK
 from verl_gdpo.tools.advice import Evidence, describe
 from verl_gdpo.tools.run_folder.dump_reader import DUMP_KEYS, VERL_KEYS
 from workshop.experiments import demonstration
+from workshop.experiments.differences import Difference
 from workshop.figures import demonstration as figure
 
 WANTED = "big red fox"
@@ -107,7 +107,7 @@ def test_the_noise_is_new_each_time():
     assert statistics.stdev(drawn) == pytest.approx(0.02, rel=0.15)  # its error is 3.5 %
 
 
-EVERY_ARM = [(name, arm) for name, of in SETTINGS.items() if of.is_toy for arm in of.arms]
+EVERY_ARM = [(name, arm) for name, of in SETTINGS.items() for arm in of.arms]
 
 
 @pytest.mark.parametrize(("name", "arm"), EVERY_ARM)
@@ -120,9 +120,10 @@ def test_each_arm_of_a_setting_has_its_rewards(name, arm):
     assert config.algorithm.adv_estimator == arm.partition("_")[0]
     weights = dict(algorithm_of(config).gdpo.rewards)
     assert weights.keys() == config.reward.reward_functions.keys()
-    first, *others = weights.values()
-    assert first == 1  # beside a small one under a changed weight
-    assert all(w < 1 for w in others) if "_" in arm else {*others} == {1}
+    changed = [weight for weight in weights.values() if weight != 1]
+    assert len(changed) < len(weights)
+    assert all(weight < 1 for weight in changed)
+    assert bool(changed) == ("_" in arm)
     entries = config.reward.reward_functions.values()
     assert all((REPO / entry.path).samefile(rewards.__file__) for entry in entries)
     assert name != "judge" or config.reward.reward_functions.judge.seed == 7
@@ -182,26 +183,56 @@ def test_what_is_shown_of_the_arms(runs):
         ["format", "0.1", "0.5", "1"],
         ["judge", "10", "50", "50"],
     ]
-    lines = [" ".join(line.split()) for line in results.answers(runs).splitlines()]
-    assert lines[:4] == [
-        "Which animal lives in the cave?",
-        "start, step 1 so red (format 1, judge 49.6)",
-        r"grpo, step 7 grpo\x1b[2J (format 1, judge 49.6)",
-        r"gdpo, step 7 gdpo\x1b[2J (format 1, judge 49.6)",
+
+
+def test_a_run_is_placed_among_ours(runs, monkeypatch):
+    """Here the format gains .5 over GRPO, and the judge nothing."""
+    gains = {"format": (0.2, 0.5, 0.7, 0.9), "judge": (-1.0, -2.0, 3.0, -4.0)}
+    known = {("judge", "gdpo", reward) for reward in gains}
+    monkeypatch.setattr(results.ours, "curves", lambda: known)
+    monkeypatch.setattr(results.ours, "difference", lambda _, reward: Difference(gains[reward]))
+    header, _, *lines = results.place_among_ours(runs, "judge").splitlines()
+    assert header.split()[-1] == "larger"
+    assert [line.split() for line in lines] == [
+        ["format", "+0.5", "+0.6", "3", "of", "4"],
+        ["judge", "+0", "-1.5", "1", "of", "4"],
     ]
-    assert lines[4:6] == ["", "Which animal lives in the mill?"]
+    assert results.place_among_ours(runs, "bonus") == ""  # none of ours
+    assert results.place_among_ours({"gdpo": runs["gdpo"]}, "judge") == ""
 
 
-def test_an_answer_is_the_last_one_to_its_prompt(runs):
-    """A real model sees other prompts in each step."""
-    last = runs["gdpo"] / "rollouts" / "7.jsonl"
-    last.write_text(last.read_text().replace("the cave", "the barn"))
-    lines = results.answers(runs).splitlines()
-    assert "cave" in lines[0] and "gdpo, step 1" in lines[3] and "barn" not in "".join(lines)
-    last = runs["grpo"] / "rollouts" / "7.jsonl"
-    last.write_text(last.read_text().replace("the cave", "the barn"))
-    lines = results.answers(runs).splitlines()
-    assert "mill" in lines[0] and "cave" in lines[5]  # what the last steps had stands first
+def test_examples_are_those_with_the_median_difference(runs):
+    """A prompt's difference is that of its samples, in the last of the last steps that has it."""
+    gains = {"a": 0.5, "b": 0.0, "c": 1.0, "d": 0.4, "e": 1.0, "f": 0.0}
+    for arm, run in runs.items():
+        file = run / "rollouts" / "7.jsonl"
+        template = json.loads(file.read_text().splitlines()[0])
+        rows = [
+            {
+                **template,
+                "input": prompt,
+                "output": f"{arm} {session}",
+                "session": session,
+                # half of the gain in each of the two samples
+                "rewards": {"format": gain if arm == "gdpo" else 0.0, "judge": 0.0},
+            }
+            for prompt, gain in gains.items()
+            for session in (1, 0)
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (run / "rollouts" / "1.jsonl").write_text(file.read_text().replace('"c"', '"z"'))
+    said, _, *lines = results.answers(runs, "format").splitlines()
+    assert "format between grpo and gdpo" in said and "median" in said
+    # "z" of step 1 is one of them, so that the median is .5: three are 0, .1 and .5 away
+    assert [line for line in lines if line and not line.startswith(" ")] == ["a", "d", "b", "c"]
+    assert [" ".join(line.split()) for line in lines[:4]] == [
+        "a",
+        "start, step 7 grpo 0 (format 0, judge 0)",
+        "grpo, step 7 grpo 0 (format 0, judge 0)",
+        "gdpo, step 7 gdpo 0 (format 0.5, judge 0)",
+    ]
+    file.write_text(file.read_text().replace("gdpo 0", r"\u001b[2J"))
+    assert r"\x1b[2J" in results.answers(runs, "format")  # what a terminal would obey
 
 
 def test_only_the_user_is_shown_of_a_prompt():
@@ -210,20 +241,53 @@ def test_only_the_user_is_shown_of_a_prompt():
 
 
 def test_the_prompts_of_a_real_model(tmp_path):
-    """Each asks for three constraints, which are all scored."""
+    """Each asks for a number of words and for two words, which one good sentence has."""
     rows = pq.read_table(inputs.make_prompts(tmp_path, 1)).to_pylist()
-    assert len({row["prompt"][0]["content"] for row in rows}) > 0.9 * inputs.PROMPTS
+    assert rows == pq.read_table(inputs.make_prompts(tmp_path, 1)).to_pylist()
+    assert rows != pq.read_table(inputs.make_prompts(tmp_path, 2)).to_pylist()
+    assert len({row["prompt"][1]["content"] for row in rows}) == inputs.PROMPTS
     for row in rows:
-        good = TASK.good_response(row["reward_model"]["ground_truth"])
-        of = rewards.with_dear_words("", good, row["reward_model"]["ground_truth"], {})
-        assert of == {"keyword": 1, "words": rewards.WORTH, "ending": 1}
+        truth = row["reward_model"]["ground_truth"]
+        asked = json.loads(truth)
+        others = ["it"] * (asked["number"] - 2)
+        good = " ".join([*others, *asked["words"]]) + "."
+        assert real_rewards(good, truth) == (100, 1)
+        for word in (*asked["words"], str(asked["number"])):
+            assert f" {word} " in row["prompt"][1]["content"]
 
 
-def test_the_prompts_of_a_real_model_are_enough(tmp_path):
-    keys = ["task=constraints", "hardware=cpu", *command._model_keys(tmp_path, 1)]
-    config = compose_quickly(RECIPES, "train", [*keys, "trainer.total_training_steps=60"])
-    steps = inputs.PROMPTS // config.data.train_batch_size * config.trainer.total_epochs
-    assert steps >= config.trainer.total_training_steps == 60
+def real_rewards(answer, truth):
+    return rewards.has_length(answer, truth), rewards.uses_words(answer, truth)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("The old rain falls on our quiet house.", (100, 1)),
+        ("Old Rain falls on our quiet house!", (87.5, 1)),
+        ("Old rain falls.", (37.5, 0)),  # no sentence
+        ("The old rain falls on an old house.", (100, 0.5)),  # one of them twice
+        ("The older rains fall on a quiet house.", (100, 0)),
+        ("The old rain. It falls on our house.", (100, 0)),
+        ('The "old rain" falls on a quiet house.', (100, 0)),
+        ("The old rain falls on\na quiet house.", (100, 0)),
+        ("The old rain falls on a quiet house", (100, 0)),
+        ("old " * 16, (0, 0)),
+        ("", (0, 0)),
+        (".", (0, 0)),
+    ],
+)
+def test_the_rewards_of_a_real_model(answer, expected):
+    truth = json.dumps({"number": 8, "words": ["rain", "old"]})
+    assert real_rewards(answer, truth) == expected
+
+
+@pytest.mark.parametrize("steps", [10, 60])
+def test_the_prompts_of_a_real_model_are_enough(tmp_path, steps):
+    overrides = [f"trainer.total_training_steps={steps}", *command._model_keys(tmp_path, 1)]
+    config = compose_quickly(RECIPES, "train", ["task=sentences", "hardware=cpu", *overrides])
+    made = inputs.PROMPTS // config.data.train_batch_size * config.trainer.total_epochs
+    assert made >= config.trainer.total_training_steps == steps
 
 
 def test_a_gguf_file_becomes_the_folder_of_a_model(capsys, monkeypatch, tmp_path):
@@ -260,14 +324,16 @@ def test_a_gguf_file_that_cannot_be_read(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--model=x"], ["--model", "setting=bonus"], ["setting=model", "--model"]],
+    [["--model=x"], ["--model", "setting=bonus"], ["setting=sentences", "--model"]],
 )
 def test_a_real_model_has_no_other_setting(arguments):
     with pytest.raises(SystemExit, match=r"model.path=FOLDER"):
         command._read(arguments)
 
 
-@pytest.mark.parametrize("argument", ["arms=gdpo,ppo", "setting=x", "seed=x", f"run_dir={REPO}"])
+@pytest.mark.parametrize(
+    "argument", ["arms=gdpo,ppo", "setting=x", "seed=x", "prompts=3", f"run_dir={REPO}"]
+)
 def test_a_wrong_argument_is_refused_before_anything_is_made(argument):
     with pytest.raises(SystemExit, match=re.escape(argument.partition("=")[2])):
         command._read([argument])
