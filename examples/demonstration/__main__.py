@@ -23,8 +23,8 @@ ROOT = HERE.parents[1]
 POLL_SECONDS, LOG_LINES = 0.2, 25
 MODEL_KEY = "actor_rollout_ref.model.path"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"  # run.sh downloads it
-# Arguments with which a run still is like ours. A value of any other may change what is learned.
-AS_OURS = (f"{MODEL_KEY}=", "ray_kwargs.", "--time-limit", "--seconds")
+# Keys with which a run still is like ours. Any other may change what is learned.
+KEYS_AS_OURS = (MODEL_KEY, "ray_kwargs.")
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
     if not runs:
         return failed
     parts = [rewards_table(runs)]
-    if all(key.startswith(AS_OURS) for key in wanted.for_run):
+    if wanted.is_as_ours():
         parts.append(place_among_ours(runs, wanted.name))
     parts += [answers(runs, setting.small), setting.facts]
     print("\n" + "\n\n".join(part for part in parts if part) + "\n", flush=True)
@@ -83,6 +83,11 @@ class Wanted:
     prompts: int
     out: Path
     for_run: list[str]
+
+    def is_as_ours(self) -> bool:
+        """Whether the run has the settings of our own runs, with which it can be compared."""
+        keys = [argument for argument in self.for_run if "=" in argument]
+        return self.prompts == 0 and all(key.startswith(KEYS_AS_OURS) for key in keys)
 
 
 def _read(arguments: Sequence[str]) -> Wanted:
@@ -137,7 +142,7 @@ def _toy_keys(inputs: Path, seed: int) -> list[str]:
 
 def _model_keys(inputs: Path, prompts: int) -> list[str]:
     """Make a real model's prompts, and return what run.sh is given to train on them."""
-    _say(f"prompts {prompts}: {PROMPTS} prompts that ask for a sentence, for a model of the hub")
+    _say(f"prompts {prompts}: {PROMPTS} prompts that ask for a sentence")
     return _recipe_keys(make_prompts(inputs, prompts))
 
 

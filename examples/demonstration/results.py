@@ -9,22 +9,25 @@ from verl_gdpo.terminal import printable, render
 from verl_gdpo.tools.run_folder.dump_reader import dump_files, read_dump
 from verl_gdpo.tools.run_folder.folder import read_metrics, training_rewards
 from workshop.experiments import demonstration as ours
+from workshop.experiments.demonstration import LAST
 
-LAST = 5  # steps, whose mean is the end of a training
 SHOWN_PROMPTS = 4
 
 Row = Mapping[str, Any]
 Runs = Mapping[str, Path]  # {arm: the folder of its run}
+Curves = Mapping[str, Mapping[str, Mapping[int, float]]]  # {arm: {reward: {step: mean}}}
 Samples = Mapping[str, list[Row]]  # {prompt: its samples in one step}
 
 
 def rewards_table(runs: Runs) -> str:
     """Return the mean of each reward in the first step, and of each arm over the last five."""
-    first = next(iter(_curves(runs).values()))  # all arms have the same policy at first
+    curves = _curves(runs)
+    ends = _ends(curves)
+    first = next(iter(curves.values()))  # all arms have the same policy at first
     rows = []
     for reward, of_first in first.items():
         start = next(iter(of_first.values()))
-        means = [start, *(end[reward] for end in _ends(runs).values())]
+        means = [start, *(end[reward] for end in ends.values())]
         rows.append([reward, *(f"{mean:.3g}" for mean in means)])
     return render(["reward", "step 1", *(f"{arm}, last {LAST}" for arm in runs)], rows)
 
@@ -36,7 +39,7 @@ def place_among_ours(runs: Runs, setting: str) -> str:
     """
     if not {"grpo", "gdpo"} <= runs.keys():
         return ""
-    ends = _ends(runs)
+    ends = _ends(_curves(runs))
     rows = []
     for reward in ends["gdpo"]:
         if (setting, "gdpo", reward) not in ours.curves():
@@ -87,15 +90,15 @@ def asked(prompt: str) -> str:
     return printable(prompt.rpartition("user\n")[2].rpartition("\nassistant")[0] or prompt)
 
 
-def _curves(runs: Runs) -> dict[str, dict[str, dict[int, float]]]:
+def _curves(runs: Runs) -> Curves:
     return {arm: training_rewards(read_metrics(run)) for arm, run in runs.items()}
 
 
-def _ends(runs: Runs) -> dict[str, dict[str, float]]:
+def _ends(curves: Curves) -> dict[str, dict[str, float]]:
     """Return {arm: {reward: its mean over the last steps}}."""
     return {
         arm: {reward: fmean([*steps.values()][-LAST:]) for reward, steps in of_arm.items()}
-        for arm, of_arm in _curves(runs).items()
+        for arm, of_arm in curves.items()
     }
 
 

@@ -89,5 +89,7 @@ def uses_words(solution_str: str, ground_truth: str) -> float:
     words = [word.casefold() for word in WORD.findall(text)]
     is_one = count_sentences(text) == 1 and text.endswith((".", "!", "?"))
     is_whole = is_one and "\n" not in text and '"' not in text and len(words) >= LEAST_WORDS
+    if not is_whole:
+        return 0.0
     asked = json.loads(ground_truth)["words"]
-    return float(is_whole) * sum(words.count(word) == 1 for word in asked) / len(asked)
+    return sum(words.count(word) == 1 for word in asked) / len(asked)

@@ -339,6 +339,19 @@ def test_a_wrong_argument_is_refused_before_anything_is_made(argument):
         command._read([argument])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_as_ours"),
+    [
+        ("seed=3 arms=grpo,gdpo --time-limit 900", True),
+        ("--model actor_rollout_ref.model.path=data/smollm2", True),
+        ("--model prompts=2", False),
+        ("trainer.total_training_steps=60", False),
+    ],
+)
+def test_a_run_with_other_settings_is_not_placed_among_ours(arguments, is_as_ours):
+    assert command._read(arguments.split()).is_as_ours() == is_as_ours
+
+
 def test_an_arm_that_fails_ends_the_others_and_shows_its_last_lines(tmp_path, capfd):
     fails = "echo '[ 1 s] step'; echo why; exit 3"
     commands = {"grpo": ["sleep", "600"], "gdpo": ["bash", "-c", fails]}

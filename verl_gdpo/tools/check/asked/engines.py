@@ -22,7 +22,7 @@ from verl_gdpo.tools.check.asked.roles import (
 )
 from verl_gdpo.tools.check.verl_questions import STRATEGIES, trains_critic
 from verl_gdpo.tools.run.attention import AUTO, SDPA
-from verl_gdpo.tools.run.precision import BFLOAT16, has_fast_bfloat16
+from verl_gdpo.tools.run.precision import BFLOAT16, NO_FAST_BFLOAT16, has_fast_bfloat16
 
 # vllm.config.model.ModelDType; the choices of --dtype in sglang.srt.server_args
 DTYPES_OF_ROLLOUT = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -418,10 +418,7 @@ def look_at_processor(config: Any, roles: Roles, answers: Answers) -> None:
             computed[where] = mixed.get("param_dtype", "bf16")
     for where, value in computed.items():
         if value in BFLOAT16:
-            answers.warnings.append(
-                f"{where}={value}: this processor has no AVX-512, and PyTorch takes about 100 "
-                "times as long for a product of matrices in bfloat16 as in float32. Set float32"
-            )
+            answers.warnings.append(f"{where}={value}: {NO_FAST_BFLOAT16}. Set float32")
 
 
 def look_at_fsdp(config: Any, roles: Roles, answers: Answers) -> None:
