@@ -20,7 +20,7 @@ fi
 ruff check .
 ruff format --check .
 lint-imports
-python -m compileall -q verl_gdpo # where Python writes no bytecode, each of the processes would do it
+unset PYTHONDONTWRITEBYTECODE # without bytecode, each process would compile all modules, and rewrite the asserts, anew
 nice -n 10 mypy --no-error-summary & # Ray must not wait for it
 types=$!
 # Temporary files lie in one folder that is removed. The path of pytest's base folder has another length each time,

@@ -98,7 +98,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     idea().savefig(DOCS / "idea.png", dpi=200)
     collapse.collapse().savefig(DOCS / "collapse.png", dpi=150)
-    for setting, name in (("judge", "demonstration.png"), ("model", "real_model.png")):
+    for setting, name in (("judge", "demonstration.png"), ("sentences", "real_model.png")):
         demonstration.demonstration(setting).savefig(DOCS / name, dpi=150)
         screens.make_smaller(DOCS / name)
     if runs:

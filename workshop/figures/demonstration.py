@@ -16,17 +16,16 @@ PANELS = {
         "format": ("Format check (0 or 1):", "only GDPO learns it", 1.0, ".2f"),
         "judge": ("Judge (0 to 100):", "both learn it", 100, ".0f"),
     },
-    "model": {
-        "keyword": ("Uses the word (worth 1):", "GRPO falls behind", 1.0, ".2f"),
-        "words": ("Few words (worth 10):", "all learn it", 1.0, ".2f"),
-        "ending": ("Ends as asked (worth 1):", "none learns it well", 1.0, ".2f"),
+    "sentences": {
+        "words": ("Both words, used in a sentence (0 to 1):", "GDPO learns it faster", 1.0, ".2f"),
+        "length": ("The asked number of words (0 to 100):", "all learn it", 100, ".0f"),
     },
 }
 ARMS = {
     "judge": {"gdpo": "GDPO", "grpo": "GRPO"},
-    "model": {"gdpo": "GDPO", "grpo": "GRPO", "grpo_by_range": "GRPO by range"},
+    "sentences": {"gdpo": "GDPO", "grpo": "GRPO", "grpo_by_range": "GRPO by range"},
 }
-WIDTHS = {"judge": 9.0, "model": 12.5}  # inches
+SIZE = (9.0, 3.9)  # inches
 NAMES_APART = 0.075  # of the height
 WHAT_IS_SHOWN = f"training step; a number is the mean of the last {LAST}, a thin line is one run"
 
@@ -34,8 +33,7 @@ WHAT_IS_SHOWN = f"training step; a number is the mean of the last {LAST}, a thin
 def demonstration(setting: str) -> Figure:
     """A panel for each reward; a thin line is a seed, a thick one the mean of all."""
     with mpl.rc_context({**STYLE, "font.size": 12, "axes.titlesize": 13}):
-        size = (WIDTHS[setting], 3.9)
-        figure = Figure(figsize=size, layout="constrained", facecolor=LOOK.background)
+        figure = Figure(figsize=SIZE, layout="constrained", facecolor=LOOK.background)
         panels = figure.subplots(1, len(PANELS[setting]))
         for axes, reward in zip(panels, PANELS[setting], strict=True):
             _draw(axes, setting, reward)
