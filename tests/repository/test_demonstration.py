@@ -362,7 +362,7 @@ def test_an_arm_that_fails_ends_the_others_and_shows_its_last_lines(tmp_path, ca
 
 def test_the_picture_names_the_means_of_the_data():
     """The page has the same data: `test_experiments.py`."""
-    for setting, reward in (("judge", "format"), ("model", "keyword")):
+    for setting, reward in (("judge", "format"), ("sentences", "words")):
         left = figure.demonstration(setting).axes[0]
         ends = [demonstration.mean(setting, arm, reward) for arm in figure.ARMS[setting]]
         assert {text.get_text()[-4:] for text in left.texts} == {f"{end:.2f}" for end in ends}

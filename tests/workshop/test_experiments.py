@@ -124,6 +124,7 @@ def test_where_gdpo_harms_in_verls_trainer():
             "| seed | keyword, GRPO | GDPO |",
             {"keyword": ".2f", "words": ".2f", "ending": ".2f"},
         ),
+        ("sentences", "| seed | words, GRPO | GDPO |", {"words": ".2f", "length": ".1f"}),
     ],
 )
 def test_each_seed_of_the_demonstration(setting, header, rewards):
@@ -142,7 +143,7 @@ def test_each_seed_of_the_demonstration(setting, header, rewards):
 # (what is compared, reward, digits) of the rows of the users' page that are of the demonstration
 SPEAKS_FOR = (
     *(("judge", "format", 2), ("judge", "judge", 1)),
-    *(("model", "keyword", 2), ("model", "words", 2), ("model", "ending", 2)),
+    *(("sentences", "words", 2), ("sentences", "length", 1)),
 )
 
 
@@ -160,6 +161,30 @@ def test_the_table_of_the_page_for_users():
         over = [gains[setting, rival].text(2) for rival in compare.RIVALS]
         expected.append([str(len(compare.seeds_of(setting))), *over])
     assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("page", "setting", "reward"),
+    [
+        ("README.md", "judge", "format"),
+        ("docs/evidence.md", "judge", "format"),
+        ("docs/evidence.md", "sentences", "words"),
+    ],
+)
+def test_in_how_many_runs_gdpo_gained(page, setting, reward):
+    gain = demonstration.difference(setting, reward)
+    above = sum(value > 0 for value in gain.values)
+    text = " ".join(PAGES[page].split())
+    assert f"{gain.text(2)}, in {above} of {len(gain.values)} runs" in text
+
+
+def test_the_demonstration_with_other_prompts():
+    rows = cells_after(RESULTS, "| prompts, seed | words, GRPO |", "## The demonstration")
+    grpo, gdpo = (demonstration.ends("sentences_prompts", arm, "words") for arm in ("grpo", "gdpo"))
+    expected = []
+    for number, seed in enumerate(grpo, 1):
+        expected.append([f"{number}, {seed}", f"{grpo[seed]:.2f}", f"{gdpo[seed]:.2f}"])
+    assert rows == expected
 
 
 def test_the_pictures_are_those_of_the_page(tmp_path, monkeypatch):
