@@ -27,12 +27,6 @@ def curves() -> dict[tuple[str, str, str], dict[int, list[float]]]:
     return means
 
 
-def arms_of(setting: str) -> list[str]:
-    """Return the arms that were run, in the order of the pages."""
-    run = {arm for of, arm, _ in curves() if of == setting}
-    return [arm for arm in ("grpo", "gdpo", "grpo_by_range") if arm in run]
-
-
 def ends(setting: str, arm: str, reward: str) -> dict[int, float]:
     """Return {seed: the mean over the last steps}."""
     return {s: fmean(means[-LAST:]) for s, means in curves()[setting, arm, reward].items()}
