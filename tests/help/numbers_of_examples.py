@@ -6,7 +6,7 @@ the change. `pytest --hypothesis-profile=weekly` draws many others each time it 
 
 from hypothesis import settings
 
-settings.register_profile("usual", max_examples=50, deadline=None, derandomize=True, database=None)
+settings.register_profile("usual", max_examples=30, deadline=None, derandomize=True, database=None)
 settings.register_profile("weekly", max_examples=1000, deadline=None, database=None)
 settings.load_profile("usual")
 

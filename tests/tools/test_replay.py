@@ -12,6 +12,7 @@ import yaml
 from repository import REPO
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
+from verl_gdpo.algorithm.values import RUBRIC_KEY
 from verl_gdpo.tools.replay import choose, main
 from verl_gdpo.tools.replay.arms import ARMS, Arm, read_run, rounding_of_grpo, verl_grpo
 from verl_gdpo.tools.replay.comparison import LOGGED, Replay
@@ -150,6 +151,53 @@ def test_every_arm_is_the_oracles(tmp_path, name):
     run = {"adv_estimator": "gdpo", "gdpo": {**weights["gdpo"], "batch_norm": "none"}}
     replay = replayed(write(tmp_path, {1: rows}), run, Arm("run", run, {}).as_arm(name).algorithm)
     np.testing.assert_allclose(advantages(replay, "other0"), expected, atol=2e-6)
+
+
+# by prompt: what each criterion of its rubric weighs, and what each answer got
+CRITERIA = {
+    "u": ((3.0, 1.0), [(0.0, 2.0), (1.0, 0.0), (1.0, None)]),
+    "v": ((2.0, -1.0), [(0.0, 5.0), (1.0, 2.0), (1.0, 5.0)]),
+}
+
+
+def of_rubric(is_divided):
+    """Rows of two rewards, one of them a rubric, with the oracle's advantages."""
+    rows, groups, rewards, present, weights = [], [], [], [], []
+    for uid, (own_weights, answers) in CRITERIA.items():
+        divisor = sum(map(abs, own_weights)) if is_divided else 1.0
+        for number, values in enumerate(answers):
+            right = float(number == 1)
+            criteria = {
+                f"c{i}": [value, weight]
+                for i, (value, weight) in enumerate(zip(values, own_weights, strict=True))
+            }
+            named = {"right": right, "judge": 1.0, f"{RUBRIC_KEY}judge": criteria}
+            rows.append(rollout(f"{uid}_{number}_0", **named))
+            groups.append(uid)
+            rewards.append([right, *(value or 0.0 for value in values)])
+            present.append([True, *(value is not None for value in values)])
+            weights.append([2.0, *(0.5 * weight / divisor for weight in own_weights)])
+    A_B = oracle.gdpo(rewards, groups, present=present, weights=weights)
+    for row, advantage in zip(rows, A_B, strict=True):
+        row["advantage"] = advantage
+    return rows
+
+
+@pytest.mark.parametrize("weights", ["divided", "as_written"])
+def test_each_criterion_of_a_rubric_is_normalised(tmp_path, capsys, weights):
+    gdpo = {"rewards": {"right": 2.0, "judge": 0.5}, "rubric_weights": weights}
+    rows = of_rubric(is_divided=weights == "divided")
+    folder = write(tmp_path, {1: rows}, {**GDPO, "gdpo": gdpo})
+    assert main([str(folder)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "reproduce" in out
+    assert "A rubric counts here as one reward" in out
+    # The other division as a comparison changes nothing about the run's own.
+    other = "as_written" if weights == "divided" else "divided"
+    assert main([str(folder), f"++algorithm.gdpo.rubric_weights={other}"]) == 0
+    # A run that says the other division did not log these advantages.
+    of_other = {**GDPO, "gdpo": {**gdpo, "rubric_weights": other}}
+    assert main([str(write(tmp_path / "other", {1: rows}, of_other))]) == 1
 
 
 @pytest.mark.parametrize("normalize_by_std", [True, False])

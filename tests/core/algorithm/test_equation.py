@@ -79,7 +79,8 @@ def distinct_advantage_groups(n, G, **options):
     ("n", "G", "gdpo", "grpo"),
     [
         *((2, G, gdpo, comb(G, 2) + 1) for G, gdpo in enumerate(OF_TWO_REWARDS, 2)),
-        *((3, 4, 45, 14), (4, 4, 127, 23), (5, 4, 318, 41), (6, 4, 722, 56)),
+        *((3, 4, 45, 14), (4, 4, 127, 23), (5, 4, 318, 41)),
+        pytest.param(6, 4, 722, 56, marks=pytest.mark.slow),
     ],
 )
 def test_count_of_distinct_advantage_groups(n, G, gdpo, grpo):

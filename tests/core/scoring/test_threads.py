@@ -131,9 +131,9 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("name", ["f", "awaitable"])
 def test_the_wait_for_a_thread_is_not_counted(run, name):
-    """64 calls of .3 s in six threads: the last ones wait for more than 3 s."""
-    waiting = run(name, timeout=2)
-    responses = [f"sleep 0.3{number:03}" for number in range(64)]
+    """64 calls of .2 s in six threads: the last ones wait for about 2 s."""
+    waiting = run(name, timeout=1.5)
+    responses = [f"sleep 0.2{number:03}" for number in range(64)]
     assert waiting.failed(*responses) == []
     assert sorted(waiting.module["calls"]) == responses
     assert waiting.module["most"] <= (6 if name == "f" else 64)
