@@ -1,5 +1,6 @@
 """The parts of `verl-gdpo check`: the configuration, the machine, made-up responses, silence."""
 
+import asyncio
 import os
 import sys
 import threading
@@ -7,6 +8,7 @@ import time
 from collections import namedtuple
 from concurrent.futures import wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -202,6 +204,41 @@ def test_the_right_response_is_written_as_the_run_reads_it(options):
     assert kinds["toolrl"][dry_run.RIGHT] == truth
     assert kinds["hermes"][dry_run.RIGHT] == truth.replace("parameters", "arguments")
     assert kinds["hermes"].keys() == kinds["toolrl"].keys()
+
+
+def managers_that_fail():
+    async def stops_the_loop(_rollout):
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(1000)
+
+    async def ends_the_loop(_rollout):
+        asyncio.get_running_loop().call_soon(sys.exit, "I leave")
+        await asyncio.sleep(1000)
+
+    async def returns_none(_rollout):
+        return None
+
+    return {
+        "stops": (stops_the_loop, "RuntimeError: Event loop stopped before Future completed."),
+        "ends": (ends_the_loop, "SystemExit: I leave"),
+        "none": (returns_none, "run_single returned None; expected {reward_score: ...}"),
+        "no rollout": (returns_none, "dictionary update sequence"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["stops", "ends", "none", "no rollout"])
+def test_a_failure_is_not_told_as_a_slow_reward_function(monkeypatch, kind):
+    """Whatever ends the thread that scores, and not the reward function alone."""
+    run_single, said = managers_that_fail()[kind]
+    manager = SimpleNamespace(run_single=run_single)
+    monkeypatch.setattr(dry_run, "_load_manager", lambda config: manager)
+    fields = {"reward_model": {"ground_truth": "72"}, "prompt": []}
+    if kind == "no rollout":
+        fields["extra_info"] = '{"index": 0}'
+    row = data_files.DataRow("row 0", "mine", fields)
+    run = dry_run.score_rows(composed(), [row], 5, [])
+    (problem,) = run.problems
+    assert said in problem and "gave no answer" not in problem
 
 
 # --- silence -------------------------------------------------------------------------------------

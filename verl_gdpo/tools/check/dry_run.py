@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import re
+import reprlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -182,12 +183,14 @@ def _answers(
 ) -> list[Any]:
     """Return what the manager returned or raised, None where `seconds` bring no answer.
 
+    Whatever fails here is an answer too, because None is told as a slow reward function.
     It runs in a thread, because nothing can stop a function that blocks its event loop.
     """
     # never removed, because a late answer is logged after this function ends
     hides = "verl_gdpo.hooks.reward_manager"
     logging.getLogger(hides).addFilter(lambda record: record.threadName != THREAD_NAME)
-    arrived: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    # (the place of a sample, None for all that are still missing; its answer)
+    arrived: SimpleQueue[tuple[int | None, Any]] = SimpleQueue()
     loop = asyncio.new_event_loop()
     loop.set_default_executor(DaemonThreads())
     asyncio.set_event_loop(loop)  # which verl's managers take
@@ -205,18 +208,27 @@ def _answers(
         # As our part of verl's agent loop workers does, which runs with our manager alone.
         if function_list.tells_validation_apart(config):
             columns["tool_extra_fields"] = {IS_VALIDATION: rows[sample.row].is_validation}
-        rollout = one_rollout([END], WORDS.encode(sample.response), row, **columns)
         try:
-            arrived.put((place, await manager.run_single(rollout)))
+            rollout = one_rollout([END], WORDS.encode(sample.response), row, **columns)
+            answer = await manager.run_single(rollout)
+            if not isinstance(answer, Mapping):
+                got = reprlib.repr(answer)
+                answer = ValueError(f"run_single returned {got}; expected {{reward_score: ...}}")
         except BaseException as error:  # SystemExit would end the loop
-            arrived.put((place, error))
+            answer = error
+        arrived.put((place, answer))
 
     async def score_all() -> None:
         await asyncio.gather(*(score(place, each) for place, each in enumerate(samples)))
 
     def run() -> None:
-        loop.run_until_complete(score_all())
-        loop.close()
+        try:
+            loop.run_until_complete(score_all())
+        except BaseException as error:
+            # Code of the user's has stopped the loop, or a task of its own has ended it.
+            arrived.put((None, error))
+        finally:
+            loop.close()
 
     thread = threading.Thread(target=run, name=THREAD_NAME, daemon=True)
     thread.start()
@@ -224,6 +236,8 @@ def _answers(
     try:
         for _ in samples:
             place, answer = arrived.get(timeout=seconds)
+            if place is None:
+                return [answer if each is None else each for each in answers]
             answers[place] = answer
         thread.join()
     except Empty:
