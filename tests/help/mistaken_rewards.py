@@ -45,3 +45,9 @@ def json_answer(solution_str, ground_truth, **_):
         return {"right": float(json.loads(solution_str)["result"] == int(ground_truth)), "short": 1}
     except (ValueError, KeyError, TypeError):
         return {"right": 0.0, "short": 0}
+
+
+def opposites(solution_str, ground_truth, **_):
+    """GDPO normalises both to the same size, so that nothing is left of them."""
+    right = float(solution_str == ground_truth)
+    return {"right": right, "wrong": 1 - right}

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_gdpo.algorithm.conditions import paid_in_batch
-from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
+from verl_gdpo.algorithm.read_settings import REWARDS
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import (
     FAILED,
@@ -99,9 +100,11 @@ def try_rewards(
         problems, remarks = tables.paid_failures(config, settings)
         output.problems += problems
         output.warnings += remarks
+        output.warnings += tables.conditions_never_met(settings)
     sources = {source for file in training for source in file.sources}
     if not options.allow_flat and not rules.validates_only(config):
         output.problems += tables.without_signal(sources)
+        output.problems += tables.cancelling(sources, config.algorithm.adv_estimator)
     output.warnings += tables.same_everywhere()
     output.warnings += tables.dropped(entries_of(config), silent)
     if settings is not None:
@@ -275,15 +278,67 @@ class ScoreTables:
         sentences = []
         for source in self.lines.keys() & {*sources}:
             used = [x for x in self.lines[source] if x.weight and x.remark != NEVER_APPLIES]
-            kinds = [self.run.samples[place].kind for place in self.places[source]]
-            if RIGHT in kinds and all(line.remark == NEVER_VARIES for line in used):
+            never_varies = all(line.remark == NEVER_VARIES for line in used)
+            if never_varies and self._has_right_response(source):
                 values = ", ".join(f"{line.reward} is {line.low:g}" for line in used)
+                count = len(self.places[source])
                 sentences.append(
-                    f"data_source {source!r}: {values} for each of {len(kinds)} made-up responses, "
+                    f"data_source {source!r}: {values} for each of {count} made-up responses, "
                     "also for the right ones, so nothing would be trained. If the reward function "
                     "only knows answers of another form: --allow-flat"
                 )
         return sentences
+
+    def cancelling(self, sources: Collection[str], adv_estimator: str) -> list[str]:
+        """A sentence for each of these data sources in which rewards vary, and add up to nothing.
+
+        So do a reward and its opposite, such as {"right": r, "wrong": 1 - r}.
+        """
+        if self.settings is None or adv_estimator not in ("gdpo", "grpo"):
+            return []
+        # The step over the batch cannot bring back what is 0 in each group.
+        settings = replace(self.settings, batch_norm="none")
+        if sums_first(adv_estimator, settings):
+            settings = replace(settings, group_norm="summed")
+        group_B = np.array([sample.row for sample in self.run.samples])
+        counted_B = np.ones(len(group_B), np.bool_)
+        is_0_B = scalars_of(self.rewards, counted_B, group_B, settings).S_B.numpy() == 0
+        sentences = []
+        for source in self.lines.keys() & {*sources}:
+            here = self.places[source]
+            varying = [x.reward for x in self.lines[source] if x.weight and not x.remark]
+            if varying and self._has_right_response(source) and is_0_B[here].all():
+                sentences.append(
+                    f"data_source {source!r}: the rewards {', '.join(varying)} vary, and with "
+                    f"their weights they cancel in each of {len(here)} made-up responses, so "
+                    "nothing would be trained. Leave one of them out, or weigh them differently. "
+                    "If real responses differ: --allow-flat"
+                )
+        return sentences
+
+    def conditions_never_met(self, settings: GdpoSettings) -> list[str]:
+        """A remark for each condition that no made-up response meets, right ones included."""
+        remarks: list[str] = []
+        if self.rewards.raw is None:
+            return remarks
+        has_right_N = []
+        for place in self.rewards.raw.samples:
+            has_right_N.append(self._has_right_response(self.run.samples[place].source))
+        for name, term in settings.terms.items():
+            if term.when is None:
+                continue
+            values_N = self.rewards.raw.values[term.when.reward][has_right_N]
+            values = values_N[~np.isnan(values_N)]
+            if len(values) and values.max() < term.when.at_least:
+                remarks.append(
+                    f"{REWARDS}.{name}: no made-up response has {term.when.reward!r} of at least "
+                    f"{term.when.at_least:g}, right ones included; the highest is "
+                    f"{values.max():g}. So {name!r} would count for no response"
+                )
+        return remarks
+
+    def _has_right_response(self, source: str) -> bool:
+        return any(self.run.samples[place].kind == RIGHT for place in self.places[source])
 
     def _lines(self, here: Sequence[int]) -> Iterator[RewardLine]:
         """What is trained on, and what was returned beside it."""
