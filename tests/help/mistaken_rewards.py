@@ -51,3 +51,12 @@ def opposites(solution_str, ground_truth, **_):
     """GDPO normalises both to the same size, so that nothing is left of them."""
     right = float(solution_str == ground_truth)
     return {"right": right, "wrong": 1 - right}
+
+
+seen = []
+
+
+def above_the_mean(solution_str, **_):
+    """It compares with all responses that this process has seen."""
+    seen.append(len(solution_str))
+    return len(solution_str) - sum(seen) / len(seen)

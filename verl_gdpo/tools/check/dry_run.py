@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -27,6 +27,7 @@ from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.settings import SettingsError
 from verl_gdpo.algorithm.values import ERROR_KEY, value_or_error
 from verl_gdpo.hooks.agent_loop import IS_VALIDATION
+from verl_gdpo.hooks.configuration import has_own_scorer
 from verl_gdpo.scoring import function_list
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check.data_files import DataRow, Responses
@@ -69,12 +70,14 @@ class DryRun:
     infos: verl's reward_extra_info of each of them.
     scores: verl's reward_score of each of them.
     problems: why others could not be scored.
+    again: the same of some of the samples, which were scored a second time.
     """
 
     samples: Sequence[Sample]
     infos: Sequence[Mapping[str, Any]]
     scores: Sequence[Any]
     problems: Sequence[str]
+    again: "DryRun | None" = None
 
     def rows(self) -> BatchRows:
         """The samples as a batch: those of one row are a group."""
@@ -139,7 +142,28 @@ def score_rows(config: Any, rows: Sequence[DataRow], seconds: float, more: Respo
     """
     rows = [*rows, *(row for row, _ in more if row)]
     samples = make_samples(config, rows, more)
-    answers = _answers(config, rows, samples, seconds)
+    repeated = _samples_to_repeat(config, samples)
+    answers = _answers(config, rows, samples + repeated, seconds)
+    first = _dry_run(samples, answers[: len(samples)], seconds)
+    again = _dry_run(repeated, answers[len(samples) :], seconds)
+    return replace(first, again=again)
+
+
+def _samples_to_repeat(config: Any, samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples that are scored a second time: those of one row of each data source.
+
+    Our own scorers give the same reward each time, and a judge may not.
+    """
+    if not has_own_scorer(config) or function_list.limited_functions(config):
+        return []
+    row_of_source: dict[str, int] = {}
+    for sample in samples:
+        row_of_source.setdefault(sample.source, sample.row)
+    return [sample for sample in samples if sample.row == row_of_source[sample.source]]
+
+
+def _dry_run(samples: Sequence[Sample], answers: Sequence[Any], seconds: float) -> DryRun:
+    """Return what came of these samples; an answer is None if none came within `seconds`."""
     problems = []
     late = [sample for sample, answer in zip(samples, answers, strict=True) if answer is None]
     if late:

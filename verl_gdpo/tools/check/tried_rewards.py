@@ -106,6 +106,7 @@ def try_rewards(
         output.problems += tables.without_signal(sources)
         output.problems += tables.cancelling(sources, config.algorithm.adv_estimator)
     output.warnings += tables.same_everywhere()
+    output.warnings += tables.other_the_second_time()
     output.warnings += tables.dropped(entries_of(config), silent)
     if settings is not None:
         columns = run.rows().columns
@@ -232,6 +233,40 @@ class ScoreTables:
             for line in lines
             if line.remark == NEVER_VARIES
         ]
+
+    def other_the_second_time(self) -> list[str]:
+        """A remark if a response got another reward when it was scored a second time."""
+        assert self.run.again is not None
+        first = {}
+        for sample, info, score in zip(
+            self.run.samples, self.run.infos, self.run.scores, strict=True
+        ):
+            first[sample] = self._trained_on(info, score)
+        again = self.run.again
+        changes = []
+        for sample, info, score in zip(again.samples, again.infos, again.scores, strict=True):
+            now = self._trained_on(info, score)
+            # A source that failed the first time has been told.
+            for name, value in first.get(sample, now).items():
+                if value != now[name]:
+                    changes.append(
+                        f"{sample.label}: {name} was {value}, and {now[name]} when the reward "
+                        f"function got the same response again"
+                    )
+        if not self.run.problems:
+            changes += [f"when scored a second time, {problem}" for problem in again.problems]
+        if not changes:
+            return []
+        return [
+            f"{changes[0]}. It depends on earlier calls or on chance: verl calls it in several "
+            "processes, each of which has a memory of its own"
+        ]
+
+    def _trained_on(self, info: Mapping[str, Any], score: Any) -> dict[str, Any]:
+        """Return {reward: value} of a sample, without those of weight 0."""
+        if self.settings is None:
+            return {"score": score}
+        return {name: info.get(name) for name, weight in self.rewards.weights.items() if weight}
 
     def paid_failures(self, config: Any, settings: GdpoSettings) -> tuple[list[str], list[str]]:
         """Return problems and remarks of conditions that are better failed, by these values."""
