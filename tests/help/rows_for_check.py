@@ -144,6 +144,13 @@ MODEL_CONFIG = {
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
+# a file of agent loops
+LOOPS = """
+- name: react_agent
+  _target_: verl.experimental.agent_loop.tool_agent_loop.ToolAgentLoop
+"""
+
+
 def arguments_of(line, data):
     return shlex.split(line.replace("DATA", str(data)))
 
@@ -168,6 +175,14 @@ def write_check_data(folder):
     write("columns", [{"prompt": "x"}])
     write("no_truth", [{**row, "reward_model": {"ground_truth": [1]}} for row in rows])
     write("text", [{**row, "reward_model": "gold"} for row in rows])
+    write("text_info", [{**row, "extra_info": json.dumps(row["extra_info"])} for row in rows])
+    write("session", [{**row, "session_id": f"s{i}"} for i, row in enumerate(rows)])
+    write("reference", [{**row, "responses": ["72"]} for row in rows])
+    write("validated", [{**row, "validate": True} for row in rows])
+    write("tools_outside", [{**row, "tools_kwargs": {"weather": {"a": 1}}} for row in rows])
+    write("agents", [{**row, "agent_name": "tool_agent"} for row in rows])
+    write("react", [*rows[:1], *({**row, "agent_name": "react_agent"} for row in rows[1:])])
+    (folder / "react.yaml").write_text(LOOPS)
     write("text_prompts", [{**row, "prompt": "Weather in Oslo?"} for row in rows])
     write("same", [{**row, "prompt": rows[0]["prompt"]} for row in rows])
     write(

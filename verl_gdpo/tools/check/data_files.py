@@ -120,6 +120,8 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
         _check_prompts(table, config.data.prompt_key, where)
     with noted(mistakes):
         _check_truths(config, table, where)
+    with noted(mistakes):
+        _check_extra_info(table, where)
     if mistakes:
         raise SettingsError(mistakes)
     return table
@@ -132,6 +134,21 @@ def _check_truths(config: Any, table: pa.Table, where: str) -> None:
         raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
     if uses_gdpo_manager(config) and not has_own_scorer(config):
         check_ground_truths(_rows(table, "data_source", "reward_model"), where)
+
+
+def _check_extra_info(table: pa.Table, where: str) -> None:
+    """Raise ValueError for an `extra_info` that is no dict: verl's dataset calls its `get`."""
+    if "extra_info" not in table.column_names:
+        return
+    kind = table.schema.field("extra_info").type
+    # Of an extension, such as JSON, `datasets` makes dicts.
+    may_be_dicts = pa.types.is_struct(kind) or isinstance(kind, pa.BaseExtensionType)
+    if may_be_dicts or table["extra_info"].null_count == table.num_rows:
+        return
+    raise ValueError(
+        f"{where}: extra_info is {kind}; expected {{index: ..., ...}}. verl reads it as a dict, "
+        "and ends at the first row with AttributeError: write a dict, not its JSON text"
+    )
 
 
 def _check_prompts(table: pa.Table, column: str, where: str) -> None:

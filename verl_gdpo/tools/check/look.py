@@ -21,6 +21,7 @@ from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import (
     asked,
     asked_again,
+    columns,
     data_files,
     good_responses,
     joined_files,
@@ -316,7 +317,11 @@ def _say_what_rows_lack(
     """Say it of the files of `data.KEY`, given {KEY: files}."""
     # The same file may be there for training and for validation.
     counted: dict[str, prompts.Lengths | None] = {}
+    loops = output.ask(asked.known_loops, config)
     for key, of_key in files.items():
+        output.refuse(columns.taken_names, config, key, of_key)
+        output.refuse(columns.unknown_agents, key, of_key, loops)
+        output.warn(columns.unread_columns, key, of_key)
         output.warn(data_files.hardly_useful_rows, config, key, of_key)
         output.warn(data_files.large_rows, key, of_key)
         if of_run is None:

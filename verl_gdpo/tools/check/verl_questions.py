@@ -6,6 +6,7 @@ Relies on verl 0.9: `utils.config.validate_config` with `need_reference_policy` 
 `_agent_loop_registry` and `Tracking.supported_backend`; what `kl_penalty_forward`, `EngineRegistry`
 and `_load_checkpoint` compare with; `build_optimizer(parameters, FSDPOptimizerConfig)`, which calls
 torch; the classes that blocks of the configuration name under `_target_`, with their types; the
+signatures of `AgentLoopWorker` and the columns that `AgentLoopOutput.as_dict` makes; the
 filter of `RLHFDataset`, `maybe_filter_out_long_prompts`, which asks `tokens <= max_prompt_length`
 of each row, and where a prompt cannot be written takes `max_prompt_length + 1` for its tokens; and
 the files of tools that `load_all_tools` reads.
@@ -18,6 +19,7 @@ from contextlib import redirect_stdout
 from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
+from inspect import signature
 from io import StringIO
 from typing import Any, get_type_hints
 
@@ -234,6 +236,52 @@ def one_rollout(
         },
         non_tensors={k: np.fromiter([value], dtype=object) for k, value in columns.items()},
     )
+
+
+# --- columns of the rows --------------------------------------------------------------------------
+
+
+def names_beside_columns(config: Any) -> set[str]:
+    """Return the names of arguments that verl's agent loop passes beside the columns of a row.
+
+    A row may name its agent loop: that argument comes from a column.
+    """
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    names = set()
+    for function in (AgentLoopWorker._run_agent_loop, AgentLoopWorker._agent_loop_postprocess):
+        for parameter in signature(function).parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                names.add(parameter.name)
+    names.remove("agent_name")
+    if config.trainer.get("use_v1", False):
+        # `AgentLoopWorkerTQ._run_prompt` adds it, which no signature says.
+        names.add("session_id")
+    return names
+
+
+def names_of_rollouts(config: Any) -> set[str]:
+    """Return the names under which a V1 trainer has the tokens and numbers of a rollout.
+
+    `AgentLoopWorkerTQ._agent_loop_postprocess` puts the columns of the row over them.
+    """
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    if not config.trainer.get("use_v1", False):
+        return set()
+    output = AgentLoopOutput(
+        prompt_ids=[0],
+        response_ids=[0],
+        response_mask=[1],
+        response_logprobs=[0.0],
+        reward_score=0.0,
+        metrics=AgentLoopMetrics(),
+    )
+    names = {"extra_fields"}
+    for name, value in output.as_dict().items():
+        if isinstance(value, torch.Tensor):
+            names.add(name)
+    return names
 
 
 # --- prompts --------------------------------------------------------------------------------------

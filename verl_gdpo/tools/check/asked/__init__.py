@@ -7,6 +7,7 @@ comment names the file and the symbol of verl 0.9.1 that it follows.
 
 from verl_gdpo.tools.check.asked.answers import Answers
 from verl_gdpo.tools.check.asked.everything import ask_verl
+from verl_gdpo.tools.check.asked.files import known_loops
 from verl_gdpo.tools.check.asked.sampling import what_filters_lack
 
-__all__ = ["Answers", "ask_verl", "what_filters_lack"]
+__all__ = ["Answers", "ask_verl", "known_loops", "what_filters_lack"]

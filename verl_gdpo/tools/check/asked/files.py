@@ -255,6 +255,28 @@ def look_at_agent_loops(config: Any, answers: Answers) -> None:
             _warn_of_none(key, tools, answers)
 
 
+def known_loops(config: Any) -> set[str] | None:
+    """Return the names that a row may have in the column `agent_name`.
+
+    None if code that nobody reads here may register more, or a file of loops cannot be read.
+    """
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+    from verl.utils.import_utils import resolve_config_path
+
+    if config.actor_rollout_ref.model.get("external_lib"):
+        return None
+    known = set(map(str, _agent_loop_registry))
+    path = config.actor_rollout_ref.rollout.agent.get("agent_loop_config_path")
+    if not path:
+        return known
+    try:
+        loops: Any = OmegaConf.load(resolve_config_path(str(path)))
+        return known | {str(loop.name) for loop in loops}
+    except Exception:
+        # `look_at_agent_loops` says why.
+        return None
+
+
 def _warn_of_none(key: str, tools: Sequence[Any] | None, answers: Answers) -> None:
     if tools is not None and len(tools) == 0:
         answers.warnings.append(f"{key}: there is no tool in the file, so none can be called")

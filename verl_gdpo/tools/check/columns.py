@@ -1,0 +1,98 @@
+"""Columns of data files that verl cannot use beside what it makes itself, and agent loops in them.
+
+verl passes the columns of a row on as keywords, from its dataset to its agent loops and reward
+managers. `verl_questions.names_beside_columns` and `names_of_rollouts` are the names it has taken.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from verl_gdpo.algorithm.settings import hint
+from verl_gdpo.tools.check.data_files import DataFile
+from verl_gdpo.tools.check.verl_questions import names_beside_columns, names_of_rollouts
+
+AGENT = "agent_name"
+# `RLHFDataset.__getitem__` takes these from `extra_info`, and puts {} where it has none.
+OF_EXTRA_INFO = ("tools_kwargs", "interaction_kwargs")
+
+
+def taken_names(config: Any, key: str, files: Sequence[DataFile]) -> list[str]:
+    """Return a problem for each file of `data.<key>` with a column whose name verl has taken."""
+    if config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class"):
+        # Nobody knows how code of the user's passes the columns on.
+        return []
+    beside = names_beside_columns(config)
+    of_rollouts = names_of_rollouts(config)
+    problems = []
+    for file in files:
+        columns = file.table.column_names
+        doubled = [column for column in columns if column in beside]
+        if doubled:
+            problems.append(
+                f"data.{key}: {file.path} has {_named(doubled)}. verl passes an argument of this "
+                "name itself, beside the columns of a row, so each rollout would fail once the "
+                f"model is loaded (got multiple values for keyword argument {doubled[0]!r}). "
+                "Rename the column, or put it into extra_info"
+            )
+        covering = [column for column in columns if column in of_rollouts]
+        if covering:
+            problems.append(
+                f"data.{key}: {file.path} has {_named(covering)}. The trainer of "
+                "trainer.use_v1=True puts the columns of a row over what a rollout made, and would "
+                f"lose the tokens or numbers that stand under {covering[0]}. Rename the column, "
+                "or put it into extra_info"
+            )
+    return problems
+
+
+def _named(columns: Sequence[str]) -> str:
+    if len(columns) == 1:
+        return f"a column {columns[0]}"
+    return f"the columns {', '.join(columns)}"
+
+
+def unread_columns(key: str, files: Sequence[DataFile]) -> list[str]:
+    """Return a remark for each column of `data.<key>` that verl reads only in `extra_info`."""
+    remarks = []
+    for file in files:
+        for column in OF_EXTRA_INFO:
+            if column in file.table.column_names:
+                remarks.append(
+                    f"data.{key}: {file.path} has a column {column}. verl reads it in extra_info "
+                    f"alone, and puts extra_info.{column} in the place of the column, or an empty "
+                    "dict: move it into extra_info"
+                )
+    return remarks
+
+
+def unknown_agents(key: str, files: Sequence[DataFile], known: Collection[str] | None) -> list[str]:
+    """Return a problem for each file of `data.<key>` with rows whose agent loop nobody registered.
+
+    Args:
+        known: the names of the agent loops; None if they are not known here.
+    """
+    if known is None or not any(AGENT in file.table.column_names for file in files):
+        return []
+    remedy = (
+        "each of their rollouts would fail. Name one of these, or add yours to a file under "
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+    )
+    problems = []
+    for file in files:
+        if AGENT not in file.table.column_names:
+            problems.append(
+                f"data.{key}: {file.path} has no column {AGENT}, and another file has it. verl "
+                f"fills it with None, which is no agent loop{hint(None, sorted(known))}, so "
+                f"{remedy}"
+            )
+            continue
+        names = file.table[AGENT].to_pylist()
+        unknown = [number for number, name in enumerate(names) if name not in known]
+        if unknown:
+            name = names[unknown[0]]
+            problems.append(
+                f"data.{key}: {len(unknown)} of {len(names)} rows have an {AGENT} that verl does "
+                f"not know, such as {name!r} of {file.row(unknown[0]).label}"
+                f"{hint(name, sorted(known))}, so {remedy}"
+            )
+    return problems
