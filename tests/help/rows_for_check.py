@@ -182,6 +182,8 @@ def write_check_data(folder):
     write("tools_outside", [{**row, "tools_kwargs": {"weather": {"a": 1}}} for row in rows])
     write("agents", [{**row, "agent_name": "tool_agent"} for row in rows])
     write("react", [*rows[:1], *({**row, "agent_name": "react_agent"} for row in rows[1:])])
+    for name, prompt in odd_prompts(rows[0]).items():
+        write(name, [{**rows[0], "prompt": prompt}, *rows[1:]])
     (folder / "react.yaml").write_text(LOOPS)
     write("text_prompts", [{**row, "prompt": "Weather in Oslo?"} for row in rows])
     write("same", [{**row, "prompt": rows[0]["prompt"]} for row in rows])
@@ -211,6 +213,17 @@ def write_check_data(folder):
         write_model_without_weights(folder / name, template)
     (folder / "broken.py").write_text("import no_such_module\n")
     save_checkpoint(folder / "finished", 30)
+
+
+def odd_prompts(row):
+    """{name of a file: a prompt that is rarely meant}."""
+    answer = {"role": "assistant", "content": row["reward_model"]["ground_truth"]}
+    question = row["prompt"][1]["content"]
+    marked = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    return {
+        "answered": [*row["prompt"], answer],
+        "templated": [row["prompt"][0], {"role": "user", "content": marked}],
+    }
 
 
 def with_a_bad_truth(row):

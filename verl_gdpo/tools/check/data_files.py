@@ -133,7 +133,7 @@ def _check_truths(config: Any, table: pa.Table, where: str) -> None:
     if not pa.types.is_struct(kind):
         raise ValueError(f"{where}: reward_model is {kind}; expected {{ground_truth: ...}}")
     if uses_gdpo_manager(config) and not has_own_scorer(config):
-        check_ground_truths(_rows(table, "data_source", "reward_model"), where)
+        check_ground_truths(rows_of(table, "data_source", "reward_model"), where)
 
 
 def _check_extra_info(table: pa.Table, where: str) -> None:
@@ -168,7 +168,7 @@ def _check_prompts(table: pa.Table, column: str, where: str) -> None:
         # Arrow counts in milliseconds what a loop over 50,000 rows takes a second for.
         return
     broken = []
-    for number, row in enumerate(_rows(table, column)):
+    for number, row in enumerate(rows_of(table, column)):
         if row[column] is None or None in row[column]:
             broken.append(number)
     raise ValueError(
@@ -178,7 +178,7 @@ def _check_prompts(table: pa.Table, column: str, where: str) -> None:
     )
 
 
-def _rows(table: pa.Table, *columns: str) -> Iterator[Mapping[str, Any]]:
+def rows_of(table: pa.Table, *columns: str) -> Iterator[Mapping[str, Any]]:
     for batch in table.select(columns).to_batches(ROWS_AT_ONCE):
         yield from batch.to_pylist()
 
@@ -194,7 +194,7 @@ def shared_prompts(
 
     def prompts(files: Sequence[DataFile]) -> PromptReader:
         def read(step: int) -> Iterator[Messages]:
-            rows = (row[key] for file in files for row in _rows(file.table, key))
+            rows = (row[key] for file in files for row in rows_of(file.table, key))
             return islice(rows, 0, None, step)
 
         return PromptReader(sum(file.table.num_rows for file in files), read)
@@ -226,7 +226,7 @@ def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list
     remarks, column = [], config.data.prompt_key
     for file in files:
         texts, has_text, truths = [], [], []  # as numbers, which take less memory
-        for row in _rows(file.table, column, "reward_model"):
+        for row in rows_of(file.table, column, "reward_model"):
             asked = (part["content"] for part in row[column] if part["role"] != "system")
             has_text.append(any(str(content).strip() for content in asked))
             # The system message counts too: tools may stand in it, and differ.

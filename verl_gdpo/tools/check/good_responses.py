@@ -92,7 +92,7 @@ def what_templates_do(config: Any, tokenizer: Any, prompts: Sequence[PromptOfRow
         if given:
             of_prompts = f"{count} of {len(prompts)} prompts"
             remarks.append(_of_thought(given, tags, of_prompts, tokenizer))
-    special = _special_tokens(tokenizer)
+    special = special_tokens(tokenizer)
     seen = [tag for tag in dict.fromkeys(names) if tag in special]
     if seen:
         remarks.append(
@@ -192,7 +192,7 @@ def as_the_policy_writes(good: str, given: str, tags: Sequence[Tags]) -> str:
 def _why(tokenizer: Any, scored: ScoredTask, given: str, written: str, read: Response) -> str:
     """Say what the way of a response has changed, and what to set."""
     kept = {tag for pair in read.tags for tag in pair} | set(scored.kept_tokens)
-    lost = [token for token in _special_tokens(tokenizer) if token in written and token not in kept]
+    lost = [token for token in special_tokens(tokenizer) if token in written and token not in kept]
     if lost:
         return (
             f"{', '.join(lost)}: special tokens, which decoding takes away. Add them to "
@@ -214,7 +214,7 @@ def _why(tokenizer: Any, scored: ScoredTask, given: str, written: str, read: Res
     )
 
 
-def _special_tokens(tokenizer: Any) -> list[str]:
+def special_tokens(tokenizer: Any) -> list[str]:
     """Return what decoding without special tokens takes away."""
     added = tokenizer.added_tokens_decoder.values()
     return [str(token.content) for token in added if token.special]

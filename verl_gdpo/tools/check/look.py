@@ -26,6 +26,7 @@ from verl_gdpo.tools.check import (
     good_responses,
     joined_files,
     machine,
+    messages,
     prompts,
     rules,
     template_calls,
@@ -318,11 +319,13 @@ def _say_what_rows_lack(
     # The same file may be there for training and for validation.
     counted: dict[str, prompts.Lengths | None] = {}
     loops = output.ask(asked.known_loops, config)
+    marks = messages.marks_of(of_run)
     for key, of_key in files.items():
         output.refuse(columns.taken_names, config, key, of_key)
         output.refuse(columns.unknown_agents, key, of_key, loops)
         output.warn(columns.unread_columns, key, of_key)
         output.warn(data_files.hardly_useful_rows, config, key, of_key)
+        output.warn(messages.rarely_meant, config, key, of_key, marks)
         output.warn(data_files.large_rows, key, of_key)
         if of_run is None:
             continue
