@@ -180,10 +180,14 @@ def write_check_data(folder):
     write("reference", [{**row, "responses": ["72"]} for row in rows])
     write("validated", [{**row, "validate": True} for row in rows])
     write("tools_outside", [{**row, "tools_kwargs": {"weather": {"a": 1}}} for row in rows])
+    selection = {"tool_selection": "weather"}
+    write("letters", [{**row, "extra_info": {**row["extra_info"], **selection}} for row in rows])
     write("agents", [{**row, "agent_name": "tool_agent"} for row in rows])
     write("react", [*rows[:1], *({**row, "agent_name": "react_agent"} for row in rows[1:])])
     for name, prompt in odd_prompts(rows[0]).items():
         write(name, [{**rows[0], "prompt": prompt}, *rows[1:]])
+    write("pictures", [{**row, "images": ["a.png"]} for row in rows])
+    write("shown", [{**row, "prompt": shown(row["prompt"]), "images": ["a.png"]} for row in rows])
     (folder / "react.yaml").write_text(LOOPS)
     write("text_prompts", [{**row, "prompt": "Weather in Oslo?"} for row in rows])
     write("same", [{**row, "prompt": rows[0]["prompt"]} for row in rows])
@@ -224,6 +228,12 @@ def odd_prompts(row):
         "answered": [*row["prompt"], answer],
         "templated": [row["prompt"][0], {"role": "user", "content": marked}],
     }
+
+
+def shown(prompt):
+    """A prompt with a place for a picture."""
+    system, user = prompt
+    return [system, {**user, "content": f"<image>{user['content']}"}]
 
 
 def with_a_bad_truth(row):

@@ -7,6 +7,8 @@ managers. `verl_questions.names_beside_columns` and `names_of_rollouts` are the 
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.verl_questions import names_beside_columns, names_of_rollouts
@@ -14,6 +16,13 @@ from verl_gdpo.tools.check.verl_questions import names_beside_columns, names_of_
 AGENT = "agent_name"
 # `RLHFDataset.__getitem__` takes these from `extra_info`, and puts {} where it has none.
 OF_EXTRA_INFO = ("tools_kwargs", "interaction_kwargs")
+
+# What `ToolAgentLoop` expects of these fields of `extra_info`, and does with a text.
+OF_TOOL_AGENT = {
+    "tools_kwargs": "{TOOL: {create_kwargs: {...}}}. With a text, each call of a tool fails",
+    "tool_selection": "a list of tools. verl's tool agent reads the letters of a text as names, "
+    "and offers no tool",
+}
 
 
 def taken_names(config: Any, key: str, files: Sequence[DataFile]) -> list[str]:
@@ -61,6 +70,25 @@ def unread_columns(key: str, files: Sequence[DataFile]) -> list[str]:
                     f"data.{key}: {file.path} has a column {column}. verl reads it in extra_info "
                     f"alone, and puts extra_info.{column} in the place of the column, or an empty "
                     "dict: move it into extra_info"
+                )
+    return remarks
+
+
+def texts_in_extra_info(key: str, files: Sequence[DataFile]) -> list[str]:
+    """Return a remark for each field of `extra_info` that verl's tool agent cannot read as text."""
+    remarks = []
+    for file in files:
+        if "extra_info" not in file.table.column_names:
+            continue
+        kind = file.table.schema.field("extra_info").type
+        if not pa.types.is_struct(kind):
+            continue
+        for field in kind:
+            is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+            if is_text and field.name in OF_TOOL_AGENT:
+                remarks.append(
+                    f"data.{key}: {file.path}: extra_info.{field.name} is {field.type}; expected "
+                    f"{OF_TOOL_AGENT[field.name]}"
                 )
     return remarks
 

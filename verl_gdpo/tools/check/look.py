@@ -26,6 +26,7 @@ from verl_gdpo.tools.check import (
     good_responses,
     joined_files,
     machine,
+    media,
     messages,
     prompts,
     rules,
@@ -324,8 +325,13 @@ def _say_what_rows_lack(
         output.refuse(columns.taken_names, config, key, of_key)
         output.refuse(columns.unknown_agents, key, of_key, loops)
         output.warn(columns.unread_columns, key, of_key)
+        output.warn(columns.texts_in_extra_info, key, of_key)
         output.warn(data_files.hardly_useful_rows, config, key, of_key)
         output.warn(messages.rarely_meant, config, key, of_key, marks)
+        of_media = output.ask(media.look_at_media, config, key, of_key)
+        if of_media is not None:
+            output.problems += of_media[0]
+            output.warnings += of_media[1]
         output.warn(data_files.large_rows, key, of_key)
         if of_run is None:
             continue
