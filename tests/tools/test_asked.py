@@ -41,6 +41,8 @@ tools:
   - class_name: verl.tools.base_tool.{name}
     config: {{type: native}}
 """
+SCHEMA = """{type: function, function: {name: now, description: Says the time., parameters:
+      {type: object, properties: {}, required: []}}}"""
 LOOPS = """
 - name: mine
   _target_: verl.experimental.agent_loop.single_turn_agent_loop.{name}
@@ -73,6 +75,9 @@ def data(tmp_path_factory):
     (folder / "adapter" / "adapter_config.json").write_text("{}")
     (folder / "tools.yaml").write_text(TOOLS.format(name="BaseTool"))
     (folder / "no_tools.yaml").write_text(TOOLS.format(name="BaseTol"))
+    tool = TOOLS.format(name="BaseTool")
+    (folder / "schemas.yaml").write_text(f"{tool}    tool_schema: {SCHEMA}")
+    (folder / "schemaless.yaml").write_text(f"{tool}    tool_schema: {{name: now}}")
     (folder / "loops.yaml").write_text(LOOPS.format(name="SingleTurnAgentLoop"))
     (folder / "no_loops.yaml").write_text(LOOPS.format(name="SingleTurnAgentLop"))
     (folder / "empty_tools.yaml").write_text("tools: []")

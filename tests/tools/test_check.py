@@ -246,7 +246,8 @@ def test_the_chat_template_of_the_configuration_counts(check, data):
     code, _, messages = check(*given)
     assert code == 1 and "base_model: every prompt would fail" in messages
     assert "its tokenizer has no chat template: put chat_template.jinja beside it" in messages
-    one = "actor_rollout_ref.model.custom_chat_template=hello"
+    template = "{% if messages %}hello{% endif %}"
+    one = f"actor_rollout_ref.model.custom_chat_template='{template}'"
     assert check(*given, one, f"data.max_prompt_length={len('hello')}")[0] == 0
 
 

@@ -301,18 +301,51 @@ def with_tools(tmp_path, names=("weather", "now")):
     return f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/tools.yaml"
 
 
-def test_verls_loop_writes_the_tools_and_reads_the_calls_or_it_is_said(made, tmp_path):
+def test_verls_loop_reads_the_calls_or_it_is_said(made, tmp_path):
     tools = with_tools(tmp_path)
-    _, warnings, _ = looked(made, tools, call=CALLS["hermes"])
-    assert "default_agent_loop=single_turn_agent writes none of them" in warnings
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
     assert looked(made, tools, loop, call=CALLS["hermes"])[1] == ""
     _, warnings, _ = looked(made, tools, loop, call=CALLS["qwen3_coder"])
     assert "multi_turn.format=hermes: verl's tool agent reads calls in this" in warnings
     reads = "actor_rollout_ref.rollout.multi_turn.format=qwen3_coder"
     assert looked(made, tools, loop, reads, call=CALLS["qwen3_coder"])[1] == ""
-    rows = [DataRow("row 0", "x", {**ROWS[0].fields, "agent_name": "tool_agent"})]
-    assert looked(made, tools, call=CALLS["hermes"], rows=rows)[1] == ""
+    assert looked(made, tools, call=CALLS["qwen3_coder"])[1] == ""
+
+
+TURNS = "actor_rollout_ref.rollout.multi_turn"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"{TURNS}.tool_config_path=tools.yaml",
+        f"{TURNS}.function_tool_path=tools.py",
+        f"{TURNS}.enable=True",
+        f"{TURNS}.max_assistant_turns=3",
+        "data.function_tool_path=tools.py",
+    ],
+)
+def test_a_loop_of_one_turn_has_no_use_for_tools_and_turns(given):
+    config = compose_quickly(None, PLAIN, [given])
+    (said,) = template_calls.unused_tools(config, ROWS)
+    assert said.startswith(f"{given} with actor_rollout_ref.rollout.agent.default_agent_loop=sin")
+    with_names = [DataRow("row 0", "x", {**ROWS[0].fields, "agent_name": "tool_agent"})]
+    assert template_calls.unused_tools(config, with_names) == []
+    # Nobody knows what rows name that only verl can read.
+    assert template_calls.unused_tools(config, []) == []
+    for key, value in (
+        ("default_agent_loop", "tool_agent"),
+        ("+agent_loop_manager_class", "mine.Manager"),
+    ):
+        plus = "+" if key.startswith("+") else ""
+        key = f"{plus}actor_rollout_ref.rollout.agent.{key.lstrip('+')}"
+        config = compose_quickly(None, PLAIN, [given, f"{key}={value}"])
+        assert template_calls.unused_tools(config, ROWS) == []
+
+
+def test_a_run_without_tools_may_have_one_turn():
+    config = compose_quickly(None, PLAIN, [])
+    assert template_calls.unused_tools(config, ROWS) == []
 
 
 # --- lengths -------------------------------------------------------------------------------------
@@ -495,9 +528,9 @@ def test_a_check_says_it_all(plain, data, folder, tmp_path):
     assert code == 0, messages
     assert "ends 1 of 1 prompts that were tried with '<think>\\n', which opens" in output
     assert "teaches calls in the format hermes; task tool_rl reads" in output
-    assert "single_turn_agent writes none" not in output
+    assert "single_turn_agent: this agent loop writes no tools" not in output
     tools = with_tools(tmp_path, [f"tool_{place}" for place in range(20)])
     code, output, messages = plain(*model, tools)
     assert code == 1
     assert "6 of 6 prompts" in messages and "0 rows are left, and 6 are needed" in messages
-    assert "single_turn_agent writes none" in output
+    assert "single_turn_agent: this agent loop writes no tools" in " ".join(output.split())

@@ -139,6 +139,7 @@ def _look(output: Output, config: Any, defaults: Any, options: argparse.Namespac
         output.note(f"{environment}, {trainer}")
     rows = data_files.pick_rows(training or [], validation or [], options.rows)
     of_run = _prompts_of_run(output, config, rows)
+    output.warn(template_calls.unused_tools, config, rows)
     files = {"train_files": training or [], "val_files": validation or []}
     _say_what_rows_lack(output, config, files, of_run)
     # A scorer that cannot score here fails for each response, for the same reason.

@@ -17,6 +17,17 @@ SHOWN = 200  # characters of a call, in a message
 OPTION = "call_format"
 LLAMA = "llama3_json"
 ROLLOUT = "actor_rollout_ref.rollout"
+SINGLE_TURN = "single_turn_agent"
+# what has no effect in a loop of one turn
+OF_MORE_TURNS = (
+    f"{ROLLOUT}.multi_turn.tool_config_path",
+    f"{ROLLOUT}.multi_turn.function_tool_path",
+    f"{ROLLOUT}.multi_turn.enable",
+    f"{ROLLOUT}.multi_turn.max_assistant_turns",
+    f"{ROLLOUT}.multi_turn.max_user_turns",
+    "data.tool_config_path",
+    "data.function_tool_path",
+)
 
 
 def look_at_calls(
@@ -113,17 +124,36 @@ def what_llama_needs(config: Any, rows: Sequence[DataRow]) -> list[str]:
     return []
 
 
+def unused_tools(config: Any, rows: Sequence[DataRow]) -> list[str]:
+    """Say where verl's agent loop has one turn alone, although tools or more turns are set.
+
+    `multi_turn.enable` chooses no loop: verl.trainer.ppo.v1.agent_loop_tq takes that of each row,
+    and the default for rows that name none.
+    """
+    agent = config.actor_rollout_ref.rollout.agent
+    has_own_manager = bool(agent.get("agent_loop_manager_class"))
+    if agent.default_agent_loop != SINGLE_TURN or has_own_manager or not rows:
+        return []
+    if any("agent_name" in row.fields for row in rows):
+        return []
+    for key in OF_MORE_TURNS:
+        value = OmegaConf.select(config, key)
+        if value:
+            return [
+                f"{key}={value} with {ROLLOUT}.agent.default_agent_loop={SINGLE_TURN}: this agent "
+                "loop writes no tools into a prompt, calls none, and ends after one turn, and no "
+                f"row names another. Set {ROLLOUT}.agent.default_agent_loop=tool_agent, or let "
+                "each row name its loop in the column agent_name"
+            ]
+    return []
+
+
 def _of_verls_loop(config: Any, taught: str, rows: Sequence[DataRow]) -> list[str]:
-    """Say where verl's agent loop writes no tools, or reads other calls than those taught."""
-    rollout = config.actor_rollout_ref.rollout
-    loop = rollout.agent.default_agent_loop
+    """Say where verl's agent loop reads other calls than those taught."""
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     names_loop = any("agent_name" in row.fields for row in rows)
-    if loop == "single_turn_agent" and not names_loop:
-        return [
-            f"data.tool_config_path or data.function_tool_path has tools, but {ROLLOUT}.agent."
-            f"default_agent_loop={loop} writes none of them into a prompt, and calls none: set "
-            "tool_agent, or let each row name its loop in the column agent_name"
-        ]
+    if loop == SINGLE_TURN and not names_loop:
+        return []  # It reads no calls, which `unused_tools` says.
     reads = OmegaConf.select(config, f"{ROLLOUT}.multi_turn.format")
     if taught and taught != reads:
         return [

@@ -50,13 +50,20 @@ def look_at_folders(config: Any, answers: Answers) -> None:
             )
         if not folder:
             continue
-        if "://" in str(folder):
-            answers.warnings.append(
-                f"{key}={folder}: verl writes into folders of the machine alone, and would make "
-                f"one of the name {str(folder).partition('/')[0]} in the current folder"
+        if not isinstance(folder, str):
+            # os.makedirs takes texts, and verl calls it in the first step that writes
+            answers.problems.append(
+                f"{key}={folder}: expected the name of a folder, and verl would end at the first "
+                "step that writes into it"
             )
             continue
-        _look_at_folder(f"{key}={folder}", Path(str(folder)).expanduser().absolute(), answers)
+        if "://" in folder:
+            answers.warnings.append(
+                f"{key}={folder}: verl writes into folders of the machine alone, and would make "
+                f"one of the name {folder.partition('/')[0]} in the current folder"
+            )
+            continue
+        _look_at_folder(f"{key}={folder}", Path(folder).expanduser().absolute(), answers)
 
 
 def _look_at_folder(key: str, folder: Path, answers: Answers) -> None:
@@ -313,7 +320,11 @@ def _loops_of_file(path: str) -> list[str]:
 
 
 def _import_tools(path: str) -> list[type]:
-    """Import the classes of the tools in a file. None is made: some of verl's own start Ray."""
+    """Import the classes of the tools in a file, and read their schemas.
+
+    None is made: some of verl's own start Ray.
+    """
+    from verl.tools.schemas import OpenAIFunctionToolSchema
     from verl.tools.tool_registry import ToolType, get_tool_class
 
     tools: Any = OmegaConf.load(path)
@@ -325,6 +336,9 @@ def _import_tools(path: str) -> list[type]:
             if find_spec(module) is None:
                 raise ModuleNotFoundError(f"there is no module {module}", name=module)
             classes.append(get_tool_class(tool.class_name))
+            if tool.get("tool_schema") is not None:
+                schema = OmegaConf.to_container(tool.tool_schema, resolve=True)
+                OpenAIFunctionToolSchema.model_validate(schema)
         except Exception as error:
             raise ValueError(f"class_name {tool.class_name}: {error}") from error
     return classes

@@ -18,13 +18,14 @@ from verl_gdpo.tools.check.verl_questions import trains_critic
 POSITIONS = "max_position_embeddings"
 PLACEHOLDER = "~/models/deepseek-llm-7b-chat"  # of verl's configuration
 LAYERS = "transformer_layer_cls_to_wrap"
+TEMPLATES = (f"{MODEL}.custom_chat_template", "data.apply_chat_template_kwargs.chat_template")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def look_at_model(config: Any, roles: Roles, answers: Answers) -> None:
     """Read the policy's configuration as verl's workers do, and compare the run with it."""
     model = config.actor_rollout_ref.model
-    _look_at_template(model, answers)
+    _look_at_templates(config, answers)
     if model.get("external_lib"):
         from verl.utils.import_utils import import_external_libs
 
@@ -134,19 +135,48 @@ def _read_model(key: str, model: Any, answers: Answers) -> Any:
     return answers.ask(where, _make_model_config, model, folder)
 
 
-def _look_at_template(model: Any, answers: Answers) -> None:
-    """Let jinja read a chat template of the run's own."""
-    template = model.get("custom_chat_template")
-    if template:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
+def _look_at_templates(config: Any, answers: Answers) -> None:
+    """Let jinja read the chat templates that the run has of its own.
 
-        try:
-            _compile_jinja_template(template)
-        except Exception as error:
-            answers.problems.append(
-                f"{MODEL}.custom_chat_template: no template of jinja: {error}. verl takes the text "
-                "of the template here, not a path"
-            )
+    verl.workers.config.model.HFModelConfig gives the text itself to the tokenizer, and so does
+    transformers with an option of `apply_chat_template`: neither opens a file.
+    """
+    for key in TEMPLATES:
+        template = OmegaConf.select(config, key)
+        if template is not None:
+            _look_at_template(key, str(template), answers)
+
+
+def _look_at_template(key: str, template: str, answers: Answers) -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    has_marks = "{{" in template or "{%" in template
+    if not template.strip():
+        answers.problems.append(
+            f"{key}={template}: verl takes this empty text itself for the template, so each prompt "
+            "would be empty. Leave it out for the template of the model"
+        )
+        return
+    if not has_marks:
+        answers.problems.append(
+            f"{key}={template}: verl takes this text itself for the template, so each prompt would "
+            "be this text. Write the template here, or put it into the folder of "
+            f"{MODEL}.path as chat_template.jinja"
+        )
+        return
+    try:
+        _compile_jinja_template(template)
+    except Exception as error:
+        answers.problems.append(
+            f"{key}: no template of jinja: {error}. verl takes the text of the template here, not "
+            "a path"
+        )
+        return
+    if "messages" not in template:
+        answers.problems.append(
+            f"{key}: the template does not read `messages`, so each prompt would be the same text. "
+            "Write the template of a model that was trained with it"
+        )
 
 
 def folder_of_model(path: str) -> Path | None:
