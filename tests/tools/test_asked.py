@@ -18,7 +18,7 @@ from saved_checkpoint import save_checkpoint
 from verl_gdpo.hooks.unread_keys import MOVED, OTHER_NAMES
 from verl_gdpo.tools.check.asked import ask_verl, engines, what_filters_lack
 from verl_gdpo.tools.check.asked.answers import Answers
-from verl_gdpo.tools.check.asked.idle import IDLE
+from verl_gdpo.tools.check.asked.idle import IDLE, SWITCHES, look_at_switches
 from verl_gdpo.tools.check.asked.models import folder_of_model
 from verl_gdpo.tools.compose import PLAIN
 
@@ -99,7 +99,7 @@ def answers(data, monkeypatch, tmp_path):
         for argument in shlex.split(f"{COMMAND} {added}".replace("DATA", str(data))):
             given[argument.lstrip("+").partition("=")[0]] = argument
         config = compose_quickly(None, PLAIN, list(given.values()))
-        found = ask_verl(config, STEPS, is_elsewhere)
+        found = ask_verl(config, STEPS, is_elsewhere, given)
         assert list(tmp_path.iterdir()) == []
         return found
 
@@ -201,6 +201,25 @@ def test_idle_settings_are_keys_of_verls_with_its_defaults():
             assert value == idle.default, idle.key
 
 
+def test_switches_are_keys_of_verls_with_its_defaults():
+    config = compose_quickly(None, PLAIN, [])
+    for switch in SWITCHES:
+        for key, default in {switch.key: switch.off, **switch.keys}.items():
+            assert OmegaConf.select(config, key) == default, key
+        for key in switch.others:
+            block, _, name = key.rpartition(".")
+            assert name in OmegaConf.select(config, block), key
+
+
+def test_a_setting_of_a_recipe_with_its_switch_off_is_not_said(data):
+    """The recipe has both, and the user turns the switch alone."""
+    config = compose_quickly(None, PLAIN, ["actor_rollout_ref.actor.kl_loss_coef=0.04"])
+    found = Answers()
+    look_at_switches(config, ["actor_rollout_ref.actor.use_kl_loss"], found)
+    look_at_switches(config, [], found)
+    assert found.warnings == []
+
+
 def test_no_message_names_a_key_that_verl_does_not_read():
     """What a misspelt or foreign key is called in verl has to be of use."""
     named = {*OTHER_NAMES.values(), *MOVED.values()}
@@ -257,6 +276,17 @@ FILTER = "algorithm.filter_groups.enable=True algorithm.filter_groups.metric"
 def test_groups_are_filtered_by_what_rewards_return(metric):
     config = compose_quickly(None, PLAIN, f"{FILTER}={metric}".split())
     assert what_filters_lack(config, [{"acc": 1.0, "score": 1.0}]) == []
+
+
+def test_what_a_resumed_run_would_begin_anew_is_a_note(answers):
+    """Many leave the optimizer out, to save space on the disk."""
+    key = "actor_rollout_ref.actor.checkpoint"
+    found = answers(f"trainer.save_freq=5 {key}.save_contents=[model,hf_model]")
+    (note,) = [text for text in found.notes if key in text]
+    assert note.startswith(f"{key}.load_contents=['model', 'hf_model']: a run that is resumed goes")
+    assert "begins anew with optimizer (its moments), extra (" in note
+    found = answers("trainer.save_freq=5")
+    assert [text for text in found.notes if key in text] == []
 
 
 def test_groups_cannot_be_filtered_by_what_rewards_do_not_return():

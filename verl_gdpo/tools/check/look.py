@@ -133,7 +133,7 @@ def _look(output: Output, config: Any, defaults: Any, options: argparse.Namespac
         verl_questions.make_optimizer,
     ):
         output.note(_asked_again(output, question, mended, defaults))
-    _say_what_verl_answers(output, mended, steps, options.elsewhere)
+    _say_what_verl_answers(output, mended, steps, options)
     trainer = _asked_again(output, rules.check_trainer, mended, defaults)
     if trainer is not None:
         output.note(f"{environment}, {trainer}")
@@ -186,10 +186,11 @@ def _packages_named(configuration: Any) -> frozenset[str]:
 
 
 def _say_what_verl_answers(
-    output: Output, config: Any, steps: int | None, is_elsewhere: bool
+    output: Output, config: Any, steps: int | None, options: argparse.Namespace
 ) -> None:
     """Ask verl's own code what it makes of the configuration."""
-    answers = output.ask(asked.ask_verl, config, steps, is_elsewhere)
+    given = {override.lstrip("+").partition("=")[0] for override in options.overrides}
+    answers = output.ask(asked.ask_verl, config, steps, options.elsewhere, given)
     if answers is not None:
         output.problems += answers.problems
         output.warnings += answers.warnings

@@ -47,6 +47,12 @@ LENGTHS = {"vllm": "max_model_len", "sglang": "context_length"}
 CHECKPOINT_ENGINES = ("naive", "nccl", "nixl", "kimi_ckpt_engine", "mooncake", "delta_sharded")
 # verl.utils.checkpoint.checkpoint_manager.BaseCheckpointManager.should_save_model and its siblings
 CONTENTS = ("model", "optimizer", "extra", "hf_model")
+# what FSDPCheckpointManager.load_checkpoint does not load where its name is missing
+PARTS_OF_RUN = {
+    "model": "the weights",
+    "optimizer": "its moments",
+    "extra": "the schedule of the learning rate, the random numbers",
+}
 # verl.utils.profiler.profile.DistProfiler.__init__ takes any other name for none
 PROFILERS = ("nsys", "npu", "torch", "torch_memory", "precision_debugger")
 # verl.utils.rollout_trace.RolloutTraceConfig.init takes any other name for none
@@ -296,7 +302,10 @@ def _look_at_lengths(config: Any, answers: Answers) -> None:
 def look_at_saving(config: Any, roles: Roles, answers: Answers) -> None:
     """Say what a run would save, or write down, in another way than it is set."""
     for key, role in ((ACTOR, roles.actor), ("critic", roles.critic)):
-        saves_later = role is not None and role.checkpoint.get("async_save", False)
+        if role is None:
+            continue
+        _look_at_contents(key, role, config.trainer, answers)
+        saves_later = role.checkpoint.get("async_save", False)
         if saves_later and "FSDP" in type(role.engine).__name__:
             # PPOTrainer._save_checkpoint leaves out latest_checkpointed_iteration.txt
             answers.warnings.append(
@@ -304,6 +313,46 @@ def look_at_saving(config: Any, roles: Roles, answers: Answers) -> None:
                 "saves so, and verl would not note which checkpoint is the newest, so that "
                 "trainer.resume_mode=auto finds none. Set it to False"
             )
+
+
+def _look_at_contents(key: str, role: Any, trainer: Any, answers: Answers) -> None:
+    """Say what a resumed run would not load; it goes on at the step of its checkpoint.
+
+    MegatronCheckpointManager.load_checkpoint takes the weights of `hf_model` too.
+    """
+    saves = trainer.save_freq > 0
+    goes_on_with_its_own = saves and trainer.resume_mode == "auto"
+    if not goes_on_with_its_own and trainer.resume_mode != "resume_path":
+        return
+    engine = type(role.engine).__name__
+    saved = list(role.checkpoint.save_contents)
+    loaded = list(role.checkpoint.load_contents)
+    missing = []
+    if "FSDP" in engine:
+        missing = [part for part in PARTS_OF_RUN if part not in loaded]
+    elif "Mcore" in engine and "model" not in loaded and "hf_model" not in loaded:
+        missing = ["model"]
+    named = ", ".join(f"{part} ({PARTS_OF_RUN[part]})" for part in missing)
+    remedy = f"Put them into {key}.checkpoint.save_contents, which load_contents follows"
+    model = MODEL if key == ACTOR else f"{key}.model"
+    if "model" in missing:
+        answers.warnings.append(
+            f"{key}.checkpoint.load_contents={loaded}: a run that is resumed loads nothing for "
+            f"{named}, so it would go on at the step of the checkpoint with the weights of "
+            f"{model}.path. {remedy}"
+        )
+    elif missing:
+        answers.notes.append(
+            f"{key}.checkpoint.load_contents={loaded}: a run that is resumed goes on with the "
+            f"saved weights, and begins anew with {named}. {remedy}, if that matters"
+        )
+    unsaved = [part for part in PARTS_OF_RUN if part in loaded and part not in saved]
+    if "FSDP" in engine and goes_on_with_its_own and unsaved:
+        answers.warnings.append(
+            f"{key}.checkpoint.load_contents has {', '.join(unsaved)}, which "
+            f"{key}.checkpoint.save_contents={saved} does not save, so a run that is resumed would "
+            "end at the missing file. Give both the same contents"
+        )
 
 
 def look_at_queue(config: Any, answers: Answers) -> None:

@@ -1,5 +1,6 @@
 """All questions about a run, in their order."""
 
+from collections.abc import Collection
 from typing import Any
 
 from verl_gdpo.tools.check.asked import (
@@ -17,12 +18,15 @@ from verl_gdpo.tools.check.asked.answers import Answers
 from verl_gdpo.tools.check.asked.roles import Roles, make_roles
 
 
-def ask_verl(config: Any, steps: int | None, is_elsewhere: bool = False) -> Answers:
+def ask_verl(
+    config: Any, steps: int | None, is_elsewhere: bool = False, given: Collection[str] = ()
+) -> Answers:
     """Return what verl's own code says of a configuration.
 
     Args:
         steps: of the run; None if they are not known.
         is_elsewhere: the run will be on another machine, whose files nobody here can look at.
+        given: the keys of the configuration that stand on the command line.
     """
     answers = Answers(is_elsewhere=is_elsewhere)
     roles = Roles()
@@ -33,11 +37,13 @@ def ask_verl(config: Any, steps: int | None, is_elsewhere: bool = False) -> Answ
     look("losses", losses.look_at_losses, config, roles)
     look("advantages", losses.look_at_advantages, config)
     look("learning rates", losses.look_at_learning_rates, config, roles, steps)
+    look("weights in 16 bits", losses.look_at_small_steps, config, roles)
     look("steps to skip", losses.look_at_skipping, config)
     look("names", engines.look_at_names, config, roles)
     look("numbers", engines.look_at_numbers, config, roles)
     look("checkpoints", engines.look_at_saving, config, roles)
     look("settings that are not read", idle.look_at_idle_settings, config)
+    look("settings whose switch is off", idle.look_at_switches, config, given)
     look("Ray", cluster.look_at_ray, config)
     look("TransferQueue", engines.look_at_queue, config)
     look("FSDP", engines.look_at_fsdp, config, roles)

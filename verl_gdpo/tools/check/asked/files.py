@@ -96,6 +96,7 @@ def look_at_resume(config: Any, roles: Roles, answers: Answers) -> None:
     if trainer.resume_mode == "auto":
         _look_at_newest(config, roles, answers)
     if trainer.resume_mode != "resume_path":
+        _look_at_unread_path(trainer, answers)
         return
     path = trainer.resume_from_path
     key = f"trainer.resume_from_path={path}"
@@ -127,12 +128,46 @@ def look_at_resume(config: Any, roles: Roles, answers: Answers) -> None:
             return
 
 
-def _look_at_newest(config: Any, roles: Roles, answers: Answers) -> None:
-    """Look at the checkpoint from which `trainer.resume_mode=auto` goes on, if there is one."""
+def _look_at_unread_path(trainer: Any, answers: Answers) -> None:
+    """Say what a run does instead of going on from a checkpoint that is named to it.
+
+    A path that verl finds of itself is no mistake.
+    """
+    path = trainer.resume_from_path
+    if not path or trainer.resume_mode not in ("auto", "disable"):
+        return
+    instead = "starts from scratch"
+    folder = trainer.default_local_dir
+    if trainer.resume_mode == "auto" and folder:
+        newest = _newest_checkpoint(trainer)
+        found = [Path(str(place)).absolute() for place in (folder, newest) if place]
+        if Path(str(path)).absolute() in found:
+            return
+        instead = f"starts from scratch where trainer.default_local_dir={folder} has no checkpoint"
+        if newest:
+            instead = f"goes on from {newest}"
+    answers.warnings.append(
+        f"trainer.resume_from_path={path} with trainer.resume_mode={trainer.resume_mode}: verl "
+        f"does not read this path, and the run {instead}. Set trainer.resume_mode=resume_path, or "
+        "leave the path out"
+    )
+
+
+def _newest_checkpoint(trainer: Any) -> str | None:
+    """Return the folder from which `trainer.resume_mode=auto` goes on; None if there is none."""
     from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
+    folder = trainer.default_local_dir
+    if not folder:
+        return None
+    newest: str | None = _quietly(find_latest_ckpt_path, os.path.abspath(str(folder)))
+    return newest
+
+
+def _look_at_newest(config: Any, roles: Roles, answers: Answers) -> None:
+    """Look at the checkpoint from which `trainer.resume_mode=auto` goes on, if there is one."""
     folder = config.trainer.default_local_dir
-    newest = _quietly(find_latest_ckpt_path, os.path.abspath(str(folder))) if folder else None
+    newest = _newest_checkpoint(config.trainer)
     if newest is None:
         return
     for name, role in (("actor", roles.actor), ("critic", roles.critic)):

@@ -1,16 +1,17 @@
 """Settings that verl 0.9.1 has in its configuration and does not read in the run at hand.
 
-They are not misspelt, so nobody refuses them, and the run goes on as if they were not there.
+They are not misspelt, so nobody refuses them, and the run goes on as if they were not there. Some
+are never read in such a run; others have a switch, which is off.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_gdpo.tools.check.asked.answers import Answers
-from verl_gdpo.tools.check.asked.roles import ACTOR, ROLLOUT
+from verl_gdpo.tools.check.asked.roles import ACTOR, MODEL, ROLLOUT
 from verl_gdpo.tools.check.verl_questions import VERSION, trains_critic
 
 
@@ -80,3 +81,171 @@ def look_at_idle_settings(config: Any, answers: Answers) -> None:
             answers.warnings.append(
                 f"{idle.key}={value}: verl {VERSION} does not read it in this run: {idle.reason}"
             )
+
+
+# --- settings with a switch ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A key without which verl does not read others.
+
+    keys: {key that it turns on: with this value, nothing is meant}.
+    off: with this value of the switch, they are not read.
+    effect: what the run does then.
+    remedy: what to set.
+    others: more keys that turn them on.
+    """
+
+    key: str
+    off: Any
+    keys: Mapping[str, Any]
+    effect: str
+    remedy: str
+    others: tuple[str, ...] = ()
+
+
+CORRECTION = "algorithm.rollout_correction"
+LOSS = f"{ACTOR}.policy_loss"
+SWITCHES = (
+    Switch(
+        f"{ACTOR}.use_kl_loss",
+        False,
+        {f"{ACTOR}.kl_loss_coef": 0.001, f"{ACTOR}.kl_loss_type": "low_var_kl"},
+        "the loss has no KL penalty",
+        f"{ACTOR}.use_kl_loss=True",
+    ),
+    Switch(
+        "algorithm.use_kl_in_reward",
+        False,
+        {
+            "algorithm.kl_ctrl.kl_coef": 0.001,
+            "algorithm.kl_ctrl.type": "fixed",
+            "algorithm.kl_ctrl.target_kl": 0.1,
+            "algorithm.kl_penalty": "kl",
+        },
+        "the rewards have no KL penalty",
+        "algorithm.use_kl_in_reward=True",
+    ),
+    Switch(
+        "algorithm.filter_groups.enable",
+        False,
+        {
+            "algorithm.filter_groups.metric": "reward",
+            "algorithm.filter_groups.max_num_gen_batches": 0,
+        },
+        "no group is filtered out",
+        "algorithm.filter_groups.enable=True",
+    ),
+    Switch(
+        f"{MODEL}.lora_rank",
+        0,
+        {
+            f"{MODEL}.lora_alpha": 16,
+            f"{MODEL}.target_modules": "all-linear",
+            f"{MODEL}.exclude_modules": None,
+        },
+        "the whole model is trained, without an adapter",
+        f"{MODEL}.lora_rank=16",
+        others=(f"{MODEL}.lora.rank", f"{MODEL}.lora_adapter_path"),
+    ),
+    Switch(
+        f"{CORRECTION}.rollout_is",
+        None,
+        {f"{CORRECTION}.rollout_is_threshold": 2.0},
+        "no sample gets a weight",
+        f"{CORRECTION}.rollout_is=token",
+    ),
+    Switch(
+        f"{CORRECTION}.rollout_rs",
+        None,
+        {f"{CORRECTION}.rollout_rs_threshold": None},
+        "no sample is rejected",
+        f"{CORRECTION}.rollout_rs=seq_mean_k1",
+    ),
+    Switch(
+        f"{CORRECTION}.bypass_mode",
+        False,
+        {f"{CORRECTION}.loss_type": "ppo_clip"},
+        f"the loss is that of {LOSS}.loss_mode",
+        f"{CORRECTION}.bypass_mode=True",
+    ),
+    Switch(
+        f"{ACTOR}.optim.lr_scheduler_type",
+        "constant",
+        {f"{ACTOR}.optim.min_lr_ratio": 0.0, f"{ACTOR}.optim.num_cycles": 0.5},
+        "the learning rate stays",
+        f"{ACTOR}.optim.lr_scheduler_type=cosine",
+        others=(f"{ACTOR}.optim.warmup_style",),
+    ),
+    Switch(
+        f"{LOSS}.loss_mode",
+        "vanilla",
+        {f"{LOSS}.kl_cov_ratio": 0.0002, f"{LOSS}.ppo_kl_coef": 0.1},
+        "the loss is the usual one",
+        f"{LOSS}.loss_mode=kl_cov",
+    ),
+    Switch(
+        f"{LOSS}.loss_mode",
+        "vanilla",
+        {f"{LOSS}.clip_cov_ratio": 0.0002, f"{LOSS}.clip_cov_lb": 1.0, f"{LOSS}.clip_cov_ub": 5.0},
+        "the loss is the usual one",
+        f"{LOSS}.loss_mode=clip_cov",
+    ),
+    Switch(
+        f"{ACTOR}.loss_agg_mode",
+        "token-mean",
+        {f"{ACTOR}.loss_scale_factor": None},
+        "the loss is the mean of all tokens",
+        f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
+    ),
+    Switch(
+        "reward.reward_model.enable",
+        False,
+        {"reward.reward_model.model_path": None},
+        "no reward model is started",
+        "reward.reward_model.enable=True",
+    ),
+    Switch(
+        f"{ACTOR}.clip_ratio_low",
+        0.2,
+        {f"{ACTOR}.clip_ratio": 0.2},
+        "ratios are clipped at the bounds of verl's default",
+        f"{ACTOR}.clip_ratio_low and {ACTOR}.clip_ratio_high",
+        others=(f"{ACTOR}.clip_ratio_high",),
+    ),
+)
+
+
+def look_at_switches(config: Any, given: Collection[str], answers: Answers) -> None:
+    """Warn of settings on the command line whose switch is off, and is not there.
+
+    Many scripts have a setting beside its switch, so that one word turns it on: who writes the
+    switch too knows of it. What a file of the configuration has, its writer may have meant so.
+
+    Args:
+        given: the keys of the command line.
+    """
+    if not VERSION.startswith("0.9."):
+        return
+    for switch in SWITCHES:
+        state = OmegaConf.select(config, switch.key)
+        if state != switch.off or switch.key in given or _is_on_by_another(switch, config, given):
+            continue
+        for key, default in switch.keys.items():
+            value = OmegaConf.select(config, key)
+            # Scripts write 0 where they mean nothing.
+            if key not in given or value is None or value in (default, 0):
+                continue
+            answers.warnings.append(
+                f"{key}={value} with {switch.key}={state}: verl does not read the former, so "
+                f"{switch.effect}. Set {switch.remedy}, or leave it out"
+            )
+
+
+def _is_on_by_another(switch: Switch, config: Any, given: Collection[str]) -> bool:
+    for key in switch.others:
+        is_off = OmegaConf.select(config, key) in (None, 0, switch.off)
+        if key in given or not is_off:
+            return True
+    return False

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 
 from verl_gdpo.tools.check.asked.answers import Answers
-from verl_gdpo.tools.check.asked.roles import ACTOR, ROLLOUT, Roles
+from verl_gdpo.tools.check.asked.roles import ACTOR, MODEL, ROLLOUT, Roles, engine_key
 from verl_gdpo.tools.check.verl_questions import trains_critic
 
 CORRECTION = "algorithm.rollout_correction"
@@ -19,6 +20,9 @@ LENGTHS = (3, 2)
 LOG_PROBS = (-1.0, -0.5, -0.8, -1.2, -0.3)
 LATER_LOG_PROBS = (-0.9, -0.6, -0.7, -1.1, -0.4)
 ADVANTAGES = (1.0, 1.0, 1.0, -1.0, -1.0)
+# of weights as a language model has them, and how many of them have to change in so many steps
+WEIGHTS, DEVIATION = 10_000, 0.02
+SMALL_STEPS, LEAST_CHANGED = 30, 0.5
 
 
 def look_at_losses(config: Any, roles: Roles, answers: Answers) -> None:
@@ -265,3 +269,67 @@ def _make_schedule(options: Any, steps: int) -> None:
     engine = SimpleNamespace(optimizer_config=of_run, rank=1)
     with redirect_stdout(StringIO()):
         FSDPEngine._build_lr_scheduler(engine, optimizer)
+
+
+# --- weights in 16 bits --------------------------------------------------------------------------
+
+
+def look_at_small_steps(config: Any, roles: Roles, answers: Answers) -> None:
+    """Let the optimizer of a role take steps on made-up weights, in the type that the role has.
+
+    FSDPEngine._build_module loads the weights in `model_dtype`, and its optimizer gets these: no
+    copy in float32 is kept. Other optimizers than torch's Adam may round by chance or keep a copy.
+    """
+    from verl.utils.torch_dtypes import PrecisionType
+
+    for key, role in ((ACTOR, roles.actor), ("critic", roles.critic)):
+        if role is None or "FSDP" not in type(role.engine).__name__:
+            continue
+        name, options = role.engine.model_dtype, role.optim
+        is_adam = options.optimizer_impl == "torch.optim" and "Adam" in options.optimizer
+        is_in_16_bits = PrecisionType.is_bf16(name) or PrecisionType.is_fp16(name)
+        if not is_adam or not is_in_16_bits or options.lr <= 0:
+            continue
+        where = f"{engine_key(key)}.model_dtype={name}"
+        dtype = PrecisionType.to_dtype(name)
+        still = _after_steps(options, torch.ones(1, dtype=dtype), 0.0, 1)
+        if not still.isfinite().all():
+            answers.problems.append(
+                f"{where}: in this type, the optimizer makes NaN of a weight without a gradient at "
+                "the first step, because its eps becomes 0. Set fp32: FSDP computes in the type "
+                "of mixed_precision.param_dtype all the same"
+            )
+            continue
+        model = MODEL if key == ACTOR else "critic.model"
+        if (OmegaConf.select(config, f"{model}.lora_rank") or 0) > 0:
+            continue  # Half of an adapter's weights begin at 0, beside which no step is small.
+        share = _share_that_changes(options, dtype)
+        if share < LEAST_CHANGED:
+            answers.warnings.append(
+                f"{where} with {key}.optim.lr={options.lr}: the weights have no copy in float32, "
+                "and a step that is small beside its weight is rounded away: of "
+                f"{WEIGHTS:,} made-up weights (normally distributed around 0, with a deviation of "
+                f"{DEVIATION}), {SMALL_STEPS} steps of this optimizer change {share:.0%}. Set "
+                "fp32: FSDP computes in the type of mixed_precision.param_dtype all the same, "
+                "which is bf16 by default"
+            )
+
+
+def _share_that_changes(options: Any, dtype: torch.dtype) -> float:
+    """Return how many of the made-up weights the optimizer changes, of 1."""
+    chance = torch.Generator().manual_seed(1)
+    weights = (torch.randn(WEIGHTS, generator=chance) * DEVIATION).to(dtype)
+    changed = _after_steps(options, weights, 1.0, SMALL_STEPS) != weights
+    return float(changed.float().mean())
+
+
+def _after_steps(options: Any, weights: Any, gradient: float, steps: int) -> Any:
+    """Return some weights after steps of verl's optimizer, which have all the same gradient."""
+    from verl.workers.config.optimizer import build_optimizer
+
+    parameter = torch.nn.Parameter(weights.clone())
+    optimizer = build_optimizer([parameter], options)
+    parameter.grad = torch.full_like(parameter, gradient)
+    for _ in range(steps):
+        optimizer.step()
+    return parameter.detach()
