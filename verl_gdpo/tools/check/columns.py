@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from verl_gdpo.algorithm.settings import hint
 from verl_gdpo.tools.check.data_files import DataFile
 from verl_gdpo.tools.check.verl_questions import names_beside_columns, names_of_rollouts
 
@@ -102,7 +101,8 @@ def unknown_agents(key: str, files: Sequence[DataFile], known: Collection[str] |
     if known is None or not any(AGENT in file.table.column_names for file in files):
         return []
     remedy = (
-        "each of their rollouts would fail. Name one of these, or add yours to a file under "
+        f"each of their rollouts would fail. verl knows {', '.join(sorted(known))}: name one of "
+        "these, or add yours to a file under "
         "actor_rollout_ref.rollout.agent.agent_loop_config_path"
     )
     problems = []
@@ -110,17 +110,15 @@ def unknown_agents(key: str, files: Sequence[DataFile], known: Collection[str] |
         if AGENT not in file.table.column_names:
             problems.append(
                 f"data.{key}: {file.path} has no column {AGENT}, and another file has it. verl "
-                f"fills it with None, which is no agent loop{hint(None, sorted(known))}, so "
-                f"{remedy}"
+                f"fills it with None, which is no agent loop, so {remedy}"
             )
             continue
         names = file.table[AGENT].to_pylist()
         unknown = [number for number, name in enumerate(names) if name not in known]
         if unknown:
-            name = names[unknown[0]]
             problems.append(
                 f"data.{key}: {len(unknown)} of {len(names)} rows have an {AGENT} that verl does "
-                f"not know, such as {name!r} of {file.row(unknown[0]).label}"
-                f"{hint(name, sorted(known))}, so {remedy}"
+                f"not know, such as {names[unknown[0]]!r} of {file.row(unknown[0]).label}, so "
+                f"{remedy}"
             )
     return problems
