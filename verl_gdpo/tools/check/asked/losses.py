@@ -282,37 +282,47 @@ def look_at_small_steps(config: Any, roles: Roles, answers: Answers) -> None:
     """
     from verl.utils.torch_dtypes import PrecisionType
 
-    for key, role in ((ACTOR, roles.actor), ("critic", roles.critic)):
+    for key, role, model in (
+        (ACTOR, roles.actor, MODEL),
+        ("critic", roles.critic, "critic.model"),
+    ):
         if role is None or "FSDP" not in type(role.engine).__name__:
             continue
-        name, options = role.engine.model_dtype, role.optim
+        options = role.optim
         is_adam = options.optimizer_impl == "torch.optim" and "Adam" in options.optimizer
+        name = role.engine.model_dtype
         is_in_16_bits = PrecisionType.is_bf16(name) or PrecisionType.is_fp16(name)
         if not is_adam or not is_in_16_bits or options.lr <= 0:
             continue
-        where = f"{engine_key(key)}.model_dtype={name}"
-        dtype = PrecisionType.to_dtype(name)
-        still = _after_steps(options, torch.ones(1, dtype=dtype), 0.0, 1)
-        if not still.isfinite().all():
-            answers.problems.append(
-                f"{where}: in this type, the optimizer makes NaN of a weight without a gradient at "
-                "the first step, because its eps becomes 0. Set fp32: FSDP computes in the type "
-                "of mixed_precision.param_dtype all the same"
-            )
-            continue
-        model = MODEL if key == ACTOR else "critic.model"
-        if (OmegaConf.select(config, f"{model}.lora_rank") or 0) > 0:
-            continue  # Half of an adapter's weights begin at 0, beside which no step is small.
-        share = _share_that_changes(options, dtype)
-        if share < LEAST_CHANGED:
-            answers.warnings.append(
-                f"{where} with {key}.optim.lr={options.lr}: the weights have no copy in float32, "
-                "and a step that is small beside its weight is rounded away: of "
-                f"{WEIGHTS:,} made-up weights (normally distributed around 0, with a deviation of "
-                f"{DEVIATION}), {SMALL_STEPS} steps of this optimizer change {share:.0%}. Set "
-                "fp32: FSDP computes in the type of mixed_precision.param_dtype all the same, "
-                "which is bf16 by default"
-            )
+        rank = OmegaConf.select(config, f"{model}.lora_rank") or 0
+        _look_at_16_bits(key, role, rank > 0, answers)
+
+
+def _look_at_16_bits(key: str, role: Any, has_adapter: bool, answers: Answers) -> None:
+    from verl.utils.torch_dtypes import PrecisionType
+
+    options = role.optim
+    dtype = PrecisionType.to_dtype(role.engine.model_dtype)
+    where = f"{engine_key(key)}.model_dtype={role.engine.model_dtype}"
+    remedy = "Set fp32: FSDP computes in the type of mixed_precision.param_dtype all the same"
+    without_gradient = _after_steps(options, torch.ones(1, dtype=dtype), 0.0, 1)
+    if not without_gradient.isfinite().all():
+        answers.problems.append(
+            f"{where}: in this type, the optimizer makes NaN of a weight without a gradient at the "
+            f"first step, because its eps becomes 0. {remedy}"
+        )
+        return
+    if has_adapter:
+        # Half of an adapter's weights begin at 0, beside which no step is small.
+        return
+    share = _share_that_changes(options, dtype)
+    if share < LEAST_CHANGED:
+        answers.warnings.append(
+            f"{where} with {key}.optim.lr={options.lr}: the weights have no copy in float32, and a "
+            f"step that is small beside its weight is rounded away: of {WEIGHTS:,} made-up weights "
+            f"(normally distributed around 0, with a deviation of {DEVIATION}), {SMALL_STEPS} "
+            f"steps of this optimizer change {share:.0%}. {remedy}, which is bf16 by default"
+        )
 
 
 def _share_that_changes(options: Any, dtype: torch.dtype) -> float:
