@@ -516,8 +516,8 @@ def test_each_response_is_scored_once_and_each_prompt_is_counted_once(check, dat
     train = f"data.train_files=[{data}/good.parquet,{data}/good.parquet]"
     assert check(train, f"actor_rollout_ref.model.path={data}/model")[2] == ""
     # 8 of 12 rows with 7 responses; before that, all three files have 6 ground truths. The 8 rows
-    # are written once more
-    assert asked == {"prompts": 6 + 8, "responses": 8 * 7 + 3 * 6}
+    # are written once more, and two plain messages show which marks the template writes
+    assert asked == {"prompts": 6 + 8 + 1, "responses": 8 * 7 + 3 * 6}
 
 
 def test_the_critic_is_checked_without_a_hub(plain):
