@@ -305,10 +305,12 @@ def known_loops(config: Any) -> set[str] | None:
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.utils.import_utils import resolve_config_path
 
-    if config.actor_rollout_ref.model.get("external_lib"):
+    agent = config.actor_rollout_ref.rollout.agent
+    # Code of the user's that runs in verl's workers.
+    if config.actor_rollout_ref.model.get("external_lib") or agent.get("agent_loop_manager_class"):
         return None
     known = set(map(str, _agent_loop_registry))
-    path = config.actor_rollout_ref.rollout.agent.get("agent_loop_config_path")
+    path = agent.get("agent_loop_config_path")
     if not path:
         return known
     try:
