@@ -17,13 +17,13 @@ PANELS = {
         "judge": ("Judge (0 to 100):", "both learn it", 100, ".0f"),
     },
     "sentences": {
-        "words": ("Both words, used in a sentence (0 to 1):", "only GDPO learns it", 1.0, ".2f"),
-        "length": ("The asked number of words (0 to 100):", "both learn it", 100, ".0f"),
+        "words": ("Both words, used in a sentence (0 to 1):", "GRPO does not learn it", 1.0, ".2f"),
+        "length": ("The asked number of words (0 to 100):", "all learn it", 100, ".0f"),
     },
 }
 ARMS = {
     "judge": {"gdpo": "GDPO", "grpo": "GRPO"},
-    "sentences": {"gdpo": "GDPO", "grpo": "GRPO"},
+    "sentences": {"gdpo": "GDPO", "grpo_by_range": "GRPO by range", "grpo": "GRPO"},
 }
 SIZE = (9.0, 3.9)  # inches
 NAMES_APART = 0.075  # of the height
