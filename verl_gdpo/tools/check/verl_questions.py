@@ -276,6 +276,7 @@ def names_of_rollouts(config: Any) -> set[str]:
         response_logprobs=[0.0],
         reward_score=0.0,
         metrics=AgentLoopMetrics(),
+        extra_fields={},  # verl 0.9.0 leaves out what nobody has set, and then looks it up
     )
     names = {"extra_fields"}
     for name, value in output.as_dict().items():
@@ -380,8 +381,8 @@ def tool_schemas(config: Any) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _tools_of_classes(path: str) -> tuple[list[Any], list[str]]:
     """Read a file of `class_name`, `config` and `tool_schema`, as verl's tool registry does."""
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path
     from verl.tools.schemas import OpenAIFunctionToolSchema
-    from verl.utils.import_utils import resolve_config_path
 
     schemas = []
     without_schema = []
@@ -396,8 +397,8 @@ def _tools_of_classes(path: str) -> tuple[list[Any], list[str]]:
 
 def _tools_of_functions(path: str) -> tuple[list[Any], list[str]]:
     """Import a file of functions with verl's decorator `function_tool`."""
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path
     from verl.tools.function_tool import load_function_tools_from_path
-    from verl.utils.import_utils import resolve_config_path
 
     tools = load_function_tools_from_path(resolve_config_path(path))
     return [tool.tool_schema for tool in tools], []

@@ -249,7 +249,8 @@ def look_at_settings_files(config: Any, answers: Answers) -> None:
 
 def _find(key: str, path: str, answers: Answers) -> str | None:
     """Return a path as verl finds it; None if there is no such file, which is said."""
-    from verl.utils.import_utils import resolve_config_path
+    # Of all versions of verl 0.9, this module has it.
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path
 
     try:
         found = str(resolve_config_path(path))
@@ -302,8 +303,7 @@ def known_loops(config: Any) -> set[str] | None:
 
     None if code that nobody reads here may register more, or a file of loops cannot be read.
     """
-    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-    from verl.utils.import_utils import resolve_config_path
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry, resolve_config_path
 
     agent = config.actor_rollout_ref.rollout.agent
     # Code of the user's that runs in verl's workers.
