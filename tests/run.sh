@@ -36,6 +36,6 @@ base=$made/${padding// /b}
 echo "== the path of the base folder has ${#base} characters; the same length again: TESTS_BASE_LENGTH=${#base} bash tests/run.sh"
 # one thread per process, and a worker a core: more would starve the start of Ray. `-n 0` runs without workers.
 # A test that hangs ends its worker, which names it
-TMPDIR=$made OMP_NUM_THREADS=1 python -m pytest -n 2 --dist worksteal --basetemp "$base" \
+TMPDIR=$made OMP_NUM_THREADS=1 python -m pytest -n 2 --basetemp "$base" \
   -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true "$@"
 wait "$types"
