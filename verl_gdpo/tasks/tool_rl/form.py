@@ -19,7 +19,8 @@ NAME_KEY, PARAMETERS_KEY = "name", "parameters"
 
 COMPACT_HEADING = "Tools:\n"  # of a synthetic row's system message
 
-CALL_TAGS, RESPONSE_TAGS = (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), (RESPONSE_OPEN, RESPONSE_CLOSE)
+CALL_TAGS = (TOOL_CALL_OPEN, TOOL_CALL_CLOSE)
+RESPONSE_TAGS = (RESPONSE_OPEN, RESPONSE_CLOSE)
 
 _decode = json.JSONDecoder().decode  # faster than json.loads, which checks its options at each call
 
@@ -78,28 +79,33 @@ def parse_ground_truth(ground_truth: str) -> list[Call]:
     if not isinstance(ground_truth, str):
         raise ValueError(f"tool_rl ground truth: got {ground_truth!r}; expected an answer")
     for opening, closing in (CALL_TAGS, RESPONSE_TAGS):
-        counts = ground_truth.count(opening), ground_truth.count(closing)
-        if counts not in ((0, 0), (1, 1)):
+        opened = ground_truth.count(opening)
+        closed = ground_truth.count(closing)
+        if opened > 1 or opened != closed:
             raise ValueError(
-                f"tool_rl ground truth: got {counts[0]} {opening} and {counts[1]} {closing}; "
+                f"tool_rl ground truth: got {opened} {opening} and {closed} {closing}; "
                 f"expected one of each or none, also inside the think text: {ground_truth[:200]!r}"
             )
-    if CALL_TAGS[0] not in ground_truth:
+    if TOOL_CALL_OPEN not in ground_truth:
         return []
     lines = first_block_lines(ground_truth)
-    return [_parse_gold_call(line, i, len(lines)) for i, line in enumerate(lines, 1)]
+    calls = []
+    for number, line in enumerate(lines, 1):
+        calls.append(_parse_gold_call(line, number, len(lines)))
+    return calls
 
 
 def _parse_gold_call(line: str, number: int, count: int) -> Call:
+    call: Any = None
     reason = ""
     try:
         call = _decode(line)
-        if isinstance(call[NAME_KEY], str) and isinstance(call[PARAMETERS_KEY], dict):
-            return dict(call)
     except (ValueError, RecursionError) as error:
         reason = f" ({error})"
-    except (TypeError, KeyError):
-        pass  # another value than an object, or one without these keys
+    if isinstance(call, dict):
+        is_named = isinstance(call.get(NAME_KEY), str)
+        if is_named and isinstance(call.get(PARAMETERS_KEY), dict):
+            return call
     raise ValueError(
         f"tool_rl ground truth, tool_call line {number} of {count}: got {line[:200]!r}{reason}; "
         f'expected one JSON object with a string "{NAME_KEY}" and an object "{PARAMETERS_KEY}"'
@@ -107,24 +113,41 @@ def _parse_gold_call(line: str, number: int, count: int) -> Call:
 
 
 def share_of_best(predicted: list[Call], gold: list[Call]) -> float:
-    """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared."""
-    # {name of a gold call: the parameters of each predicted call of this name}
-    unused: dict[str, list[Any]] = {call[NAME_KEY]: [] for call in gold}
+    """Return the share of the highest correctness, in [0, 1]; 0 if calls cannot be compared.
+
+    It is s / D of the equation in `score.score`.
+
+    Args:
+        predicted: calls whose name may be any value of JSON but a list or an object, and whose
+            parameters may be any value or missing.
+        gold: see `parse_ground_truth`; at least one.
+    """
     try:
         if gold == predicted:
             return 1.0
-        for call in predicted:
-            if call[NAME_KEY] in unused:
-                unused[call[NAME_KEY]].append(call.get(PARAMETERS_KEY))
-        if not all(isinstance(one, dict) for several in unused.values() for one in several):
-            return 0.0
-        counts = Counter(call[NAME_KEY] for call in gold)
-        common = sum(min(counts[name], len(several)) for name, several in unused.items())
-        reached = _jaccard(common, len(gold), len(predicted))
-        reached += sum(_take_best(call[PARAMETERS_KEY], unused[call[NAME_KEY]]) for call in gold)
+        return _share_of_pairs(predicted, gold)
     except RecursionError:  # the JSON is nested too deep for Python
         return 0.0
-    return reached / (1 + sum(1 + len(call[PARAMETERS_KEY]) for call in gold))
+
+
+def _share_of_pairs(predicted: list[Call], gold: list[Call]) -> float:
+    # {name of a gold call: the parameters of each predicted call of this name}
+    unused: dict[str, list[Any]] = {call[NAME_KEY]: [] for call in gold}
+    for call in predicted:
+        if call[NAME_KEY] in unused:
+            unused[call[NAME_KEY]].append(call.get(PARAMETERS_KEY))
+    for of_name in unused.values():
+        if not all(isinstance(parameters, dict) for parameters in of_name):
+            return 0.0
+
+    gold_counts = Counter(call[NAME_KEY] for call in gold)
+    common = sum(min(gold_counts[name], len(of_name)) for name, of_name in unused.items())
+    nearness_of_names = _jaccard(common, len(gold), len(predicted))
+    nearness_of_pairs = sum(
+        _take_best(call[PARAMETERS_KEY], unused[call[NAME_KEY]]) for call in gold
+    )
+    highest = 1 + sum(1 + len(call[PARAMETERS_KEY]) for call in gold)
+    return (nearness_of_names + nearness_of_pairs) / highest
 
 
 def _take_best(wanted: Mapping[str, Any], unused: list[Any]) -> float:
@@ -136,7 +159,8 @@ def _take_best(wanted: Mapping[str, Any], unused: list[Any]) -> float:
     for parameters in unused:
         shared = [key for key in wanted if key in parameters]
         equal = sum(parameters[key] == wanted[key] for key in shared)
-        scores.append(_jaccard(len(shared), len(wanted), len(parameters)) + equal)
+        nearness_of_keys = _jaccard(len(shared), len(wanted), len(parameters))
+        scores.append(nearness_of_keys + equal)
     best = max(scores, default=0.0)
     if best > 0:
         del unused[scores.index(best)]
@@ -146,4 +170,6 @@ def _take_best(wanted: Mapping[str, Any], unused: list[Any]) -> float:
 def _jaccard(common: int, size: int, other_size: int) -> float:
     """Return the Jaccard index of two multisets, given their sizes; 1 if both are empty."""
     union = size + other_size - common
-    return common / union if union else 1.0
+    if union == 0:
+        return 1.0
+    return common / union
