@@ -109,15 +109,21 @@ def _read_toolrl(text: str, _: RightValues) -> CallsRead:
     for line in first_block_lines(text):
         try:
             call = _decode(line)
-        except (ValueError, RecursionError):  # also for an int with too many digits
+        except (ValueError, RecursionError):  # A ValueError may be an int with too many digits.
             read.unread.append(MALFORMED)
             return read
         # Each line is checked at once, so that a long worthless block ends at its first line.
-        if not isinstance(call, dict) or isinstance(call.get(NAME_KEY, {}), dict | list):
+        if not _has_scalar_name(call):
             read.unread.append(INCOMPLETE)
             return read
         read.calls.append(call)
     return read
+
+
+def _has_scalar_name(call: Any) -> bool:
+    if not isinstance(call, dict) or NAME_KEY not in call:
+        return False
+    return not isinstance(call[NAME_KEY], dict | list)
 
 
 def _write_toolrl(calls: Sequence[Call]) -> str:
@@ -153,10 +159,10 @@ def _write_hermes(calls: Sequence[Call]) -> str:
 
 def _are_tagged_blocks(text: str) -> bool:
     """Whether there are blocks <tool_call>, whose tags stand on lines of their own."""
-    before, *blocks = text.split(TOOL_CALL_OPEN)
-    if before.strip() or not blocks:
+    before, opening, rest = text.partition(TOOL_CALL_OPEN)
+    if before.strip() or not opening:
         return False
-    for block in blocks:
+    for block in rest.split(TOOL_CALL_OPEN):
         body, closing, after = block.partition(TOOL_CALL_CLOSE)
         if not closing or after.strip():
             return False
@@ -176,7 +182,11 @@ def _read_qwen3_coder(text: str, right_values: RightValues) -> CallsRead:
             block = block.removesuffix("\n")
         functions = list(_between(block, FUNCTION_OPEN, FUNCTION_CLOSE))
         if not functions:
-            read.unread.append(INCOMPLETE if is_closed else NOT_CLOSED)
+            if is_closed:
+                read.unread.append(INCOMPLETE)
+            else:
+                read.unread.append(NOT_CLOSED)
+        # A function that is not closed is read too, as verl does.
         for function, _ in functions:
             name, end_of_name, body = function.partition(">")
             if not end_of_name:
@@ -213,7 +223,9 @@ def _typed(text: str, right: Any) -> Any:
             return int(text)
         if isinstance(right, float):
             number = float(text)
-            return int(number) if number == int(number) else number
+            if number == int(number):
+                return int(number)
+            return number
         if isinstance(right, dict | list):
             return _decode(text)
     except (ValueError, OverflowError, RecursionError):
@@ -226,7 +238,9 @@ def _write_qwen3_coder(calls: Sequence[Call]) -> str:
     for call in calls:
         lines = [TOOL_CALL_OPEN, f"{FUNCTION_OPEN}{call[NAME_KEY]}>"]
         for key, value in call[PARAMETERS_KEY].items():
-            written = value if isinstance(value, str) else _as_json(value)
+            written = value
+            if not isinstance(value, str):
+                written = _as_json(value)
             lines += [f"{PARAMETER_OPEN}{key}>", written, PARAMETER_CLOSE]
         lines += [FUNCTION_CLOSE, TOOL_CALL_CLOSE]
         blocks.append("\n".join(lines))
@@ -250,10 +264,12 @@ def _read_llama3_json(text: str, _: RightValues) -> CallsRead:
 
 def _after_thought(text: str) -> str:
     """What stands after the first closing tag of a thought; nothing, if it is never closed."""
-    thought, closing, answer = text.partition(THINK_CLOSE)
+    _, closing, answer = text.partition(THINK_CLOSE)
     if closing:
         return answer
-    return "" if text.lstrip().startswith(THINK_OPEN) else thought
+    if text.lstrip().startswith(THINK_OPEN):
+        return ""
+    return text
 
 
 def _objects(text: str) -> Iterator[Any]:
@@ -271,20 +287,25 @@ def _objects(text: str) -> Iterator[Any]:
             return
         yield value
         start = text.find("{", end)
-        if 0 <= response < end:  # it is in a string of the object
+        if 0 <= response < end:
+            # That tag is in a string of the object.
             response = text.find(RESPONSE_OPEN, end)
 
 
 def _write_llama3_json(calls: Sequence[Call]) -> str:
-    return BETWEEN_OBJECTS.join(
-        _as_json({NAME_KEY: call[NAME_KEY], PARAMETERS_KEY: call[PARAMETERS_KEY]}) for call in calls
-    )
+    objects = []
+    for call in calls:
+        # A call may have other keys, which are not written.
+        written = {NAME_KEY: call[NAME_KEY], PARAMETERS_KEY: call[PARAMETERS_KEY]}
+        objects.append(_as_json(written))
+    return BETWEEN_OBJECTS.join(objects)
 
 
 def _are_objects(text: str) -> bool:
     """Whether there are JSON objects alone; `;` may separate them."""
     rest = text.strip().removeprefix(PYTHON_TAG)
-    position, is_any = 0, False
+    position = 0
+    is_any = False
     while position < len(rest):
         if rest[position].isspace() or (is_any and rest[position] == ";"):
             position += 1
