@@ -9,6 +9,7 @@ in a format of its own: `call_formats.py`.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,24 +89,15 @@ def score(
 
     Sources: ToolRL, arXiv 2504.13958; GDPO, arXiv 2601.05242.
     """
-    of_options = bounds(max_correctness=max_correctness, call_format=call_format)
-    bound = of_options["correctness"][1]
+    bounds_of = bounds(max_correctness=max_correctness, call_format=call_format)
+    highest = bounds_of["correctness"][1]
     calls_as = call_format_of(call_format)
     gold = form.parse_ground_truth(ground_truth)
     response = response.strip()
-    asked = response
-    if closed_thought:
-        # Each layout begins with a thought, which is the empty one of the prompt.
-        asked = f"{form.THINK_OPEN}{form.THINK_CLOSE}\n{response}".strip()
-    if closed_thought and _has_thought(response):
-        has_layout = False
-    elif calls_as.is_block is None:
-        has_layout = _has_toolrl_layout(asked, ground_truth)
-    else:
-        has_layout = _has_layout(calls_as, asked, ground_truth)
+    has_layout = _has_layout(calls_as, response, ground_truth, closed_thought)
     correctness = 0.0
     if gold:
-        correctness = 2 * bound * _share(response, gold, calls_as, notes) - bound
+        correctness = 2 * highest * _share(response, gold, calls_as, notes) - highest
     return {"format": float(has_layout), "correctness": correctness}
 
 
@@ -137,33 +129,63 @@ def _share(
     return form.share_of_best(read.calls, gold)
 
 
-def _has_toolrl_layout(response: str, ground_truth: str) -> bool:
+def _has_layout(
+    calls_as: CallFormat, response: str, ground_truth: str, closed_thought: bool
+) -> bool:
     """Return whether the stripped response has the ground truth's blocks, in order and once each.
+
+    Args:
+        closed_thought: whether the prompt has the thought, so that the response may have none.
+    """
+    if closed_thought:
+        if form.THINK_OPEN in response or form.THINK_CLOSE in response:
+            return False
+        # Each layout begins with a thought, which is the empty one of the prompt.
+        response = f"{form.THINK_OPEN}{form.THINK_CLOSE}\n{response}".strip()
+    if calls_as.is_block is None:
+        return _has_toolrl_layout(response, ground_truth)
+    return _has_own_layout(calls_as.is_block, calls_as.tags, response, ground_truth)
+
+
+def _has_toolrl_layout(response: str, ground_truth: str) -> bool:
+    """Whether a response has ToolRL's pattern, and each tag of its calls and response once.
 
     The result is that of `^<think>.*?</think>\\n<tool_call>\\n.*?\\n</tool_call>$` with DOTALL, and
     of the patterns for the other blocks. These patterns are fixed pieces with any text between, so
     it is enough to find each piece at its first place. This takes linear time; the patterns do not.
     """
-    pieces, tags = [form.THINK_OPEN, form.THINK_CLOSE], []
-    for (opening, closing), line in ((form.CALL_TAGS, "\n"), (form.RESPONSE_TAGS, "")):
-        if opening in ground_truth:
-            pieces = [*pieces[:-1], f"{pieces[-1]}\n{opening}{line}", f"{line}{closing}"]
-            tags += [opening, closing]
-    *inner, tail = pieces
-    if not (response.startswith(form.THINK_OPEN) and response.endswith(tail)):
+    pieces = [form.THINK_OPEN, form.THINK_CLOSE]
+    tags: list[str] = []
+    if form.TOOL_CALL_OPEN in ground_truth:
+        pieces[-1] += f"\n{form.TOOL_CALL_OPEN}\n"
+        pieces.append(f"\n{form.TOOL_CALL_CLOSE}")
+        tags += form.CALL_TAGS
+    if form.RESPONSE_OPEN in ground_truth:
+        pieces[-1] += f"\n{form.RESPONSE_OPEN}"
+        pieces.append(form.RESPONSE_CLOSE)
+        tags += form.RESPONSE_TAGS
+
+    last_piece = pieces.pop()
+    if not (response.startswith(form.THINK_OPEN) and response.endswith(last_piece)):
         return False
     position = 0
-    for piece in inner:
+    for piece in pieces:
         start = response.find(piece, position)
         if start < 0:
             return False
         position = start + len(piece)
-    fits = position <= len(response) - len(tail)
-    return fits and all(response.count(tag) == 1 for tag in tags)
+    if position > len(response) - len(last_piece):
+        return False
+    return all(response.count(tag) == 1 for tag in tags)
 
 
-def _has_layout(calls_as: CallFormat, response: str, ground_truth: str) -> bool:
-    """The same, where the blocks of calls are the model's own; white space may be around blocks."""
+def _has_own_layout(
+    is_block: Callable[[str], bool], call_tags: Sequence[str], response: str, ground_truth: str
+) -> bool:
+    """Whether a response has the layout of a model with calls of its own format.
+
+    White space may stand around blocks.
+    """
     wants_calls = form.TOOL_CALL_OPEN in ground_truth
     wants_response = form.RESPONSE_OPEN in ground_truth
     thought, closing, answer = response.partition(form.THINK_CLOSE)
@@ -171,22 +193,22 @@ def _has_layout(calls_as: CallFormat, response: str, ground_truth: str) -> bool:
         return False
     tags: list[str] = []
     if wants_calls:
-        tags += calls_as.tags
+        tags += call_tags
     if wants_response:
         tags += form.RESPONSE_TAGS
     if any(tag in thought for tag in tags):
         return False
     calls = answer
     if wants_response:
-        calls, opening, text = answer.partition(form.RESPONSE_OPEN)
-        text, closing, after = text.partition(form.RESPONSE_CLOSE)
-        is_alone = not after and form.RESPONSE_OPEN not in text
-        if not (opening and closing and is_alone and _ends_above(calls)):
+        calls, opening, rest = answer.partition(form.RESPONSE_OPEN)
+        text, closing, after = rest.partition(form.RESPONSE_CLOSE)
+        if not (opening and closing and _ends_above(calls)):
+            return False
+        if after or form.RESPONSE_OPEN in text:
             return False
     if not wants_calls:
         return not calls.strip()
-    assert calls_as.is_block is not None
-    return _starts_below(calls) and calls_as.is_block(calls)
+    return _starts_below(calls) and is_block(calls)
 
 
 def _starts_below(text: str) -> bool:
@@ -207,13 +229,8 @@ def _good_response(ground_truth: str, *, call_format: str = TOOLRL) -> str:
     if call_format == TOOLRL or not calls:
         return ground_truth
     before, _, rest = ground_truth.partition(form.TOOL_CALL_OPEN)
-    after = rest.partition(form.TOOL_CALL_CLOSE)[2]
+    _, _, after = rest.partition(form.TOOL_CALL_CLOSE)
     return before + call_format_of(call_format).write(calls) + after
-
-
-def _has_thought(response: str) -> bool:
-    """Whether a response has a tag of a thought."""
-    return form.THINK_OPEN in response or form.THINK_CLOSE in response
 
 
 TASK = Task(
