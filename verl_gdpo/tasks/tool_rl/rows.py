@@ -22,7 +22,7 @@ the test split. A row, with the prompt and the right answer:
 """
 
 import json
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -54,46 +54,78 @@ def _made_row(rng: Random, split: str) -> Row:
 
     About a tenth of the rows ask for a response without a call; their correctness is 0.
     """
-    calls = 0
-    if rng.random() >= RESPONSE_SHARE:
-        calls = rng.choices([*CALL_WEIGHTS], [*CALL_WEIGHTS.values()])[0]
-    word = partial(_combination, split, rng)
-    names: dict[str, None] = {}  # each once, in order
-    while len(names) < max(2, calls):
-        names[word("verbs", "nouns", "_")] = None
-    tools = {name: _signature(split, rng) for name in names}
+    call_count = _made_call_count(rng)
+    tools = _made_tools(rng, split, call_count)
     system = compact_system_prompt(tools)
-    if not calls:
-        reply = word("heads", "tails", "-")
+    if call_count == 0:
+        reply = _combination(split, rng, "heads", "tails", "-")
+        request = f'no tool, just say "{reply}"'
         answer = render_answer("no call", response_text=reply)
-        return make_row(TASK, f'no tool, just say "{reply}"', answer, system, "tool_calling")
-    gold_calls, requests = [], []
-    for name, types in rng.sample([*tools.items()], calls):
-        values = {
-            key: word("heads", "tails", "-")
-            if kind == "string"
-            else int(word("first_digits", "last_digits", ""))
-            for key, kind in types.items()
-        }
-        gold_calls.append({"name": name, "parameters": values})
+        return make_row(TASK, request, answer, system, "tool_calling")
+
+    calls = []
+    requests = []
+    for name, types in rng.sample(list(tools.items()), call_count):
+        values = _made_values(rng, split, types)
+        calls.append({"name": name, "parameters": values})
         pairs = ", ".join(f'"{key}" is {json.dumps(value)}' for key, value in values.items())
         requests.append(f"{name}: {pairs}")
-    answer = render_answer(COUNT_WORDS[calls], gold_calls)
+    answer = render_answer(COUNT_WORDS[call_count], calls)
     return make_row(TASK, "; ".join(requests), answer, system, "tool_calling")
 
 
+def _made_call_count(rng: Random) -> int:
+    if rng.random() < RESPONSE_SHARE:
+        return 0
+    counts = list(CALL_WEIGHTS)
+    weights = list(CALL_WEIGHTS.values())
+    return rng.choices(counts, weights)[0]
+
+
+def _made_tools(rng: Random, split: str, call_count: int) -> dict[str, dict[str, str]]:
+    """Return {tool: {parameter: type}}, at least two of them."""
+    names: list[str] = []
+    while len(names) < max(2, call_count):
+        name = _combination(split, rng, "verbs", "nouns", "_")
+        if name not in names:
+            names.append(name)
+    return {name: _signature(split, rng) for name in names}
+
+
 def _signature(split: str, rng: Random) -> dict[str, str]:
-    text_key, integer_key = _combination(split, rng, "text_keys", "integer_keys", " ").split()
-    pair = [(text_key, "string"), (integer_key, "integer")]
-    return dict(pair if rng.random() < 0.5 else pair[::-1])
+    keys = _combination(split, rng, "text_keys", "integer_keys", " ")
+    text_key, integer_key = keys.split()
+    if rng.random() < 0.5:
+        return {text_key: "string", integer_key: "integer"}
+    return {integer_key: "integer", text_key: "string"}
+
+
+def _made_values(rng: Random, split: str, types: Mapping[str, str]) -> dict[str, Any]:
+    """Return {parameter: value}."""
+    values: dict[str, Any] = {}
+    for key, kind in types.items():
+        if kind == "string":
+            values[key] = _combination(split, rng, "heads", "tails", "-")
+        else:
+            values[key] = int(_combination(split, rng, "first_digits", "last_digits", ""))
+    return values
 
 
 def _combination(split: str, rng: Random, first: str, second: str, link: str) -> str:
-    """Return two linked words; the places of both words decide which split may use the pair."""
-    lefts, rights = WORDS[first], WORDS[second]
+    """Return two linked words; the places of both words decide which split may use the pair.
+
+    Args:
+        first: the key in `words.json` of the word on the left.
+        second: that of the word on the right.
+        link: what stands between both.
+    """
+    lefts = WORDS[first]
+    rights = WORDS[second]
     while True:
-        left, right = rng.randrange(len(lefts)), rng.randrange(len(rights))
-        if ((left + right) % TEST_EVERY == TEST_EVERY - 1) == (split == "test"):
+        left = rng.randrange(len(lefts))
+        right = rng.randrange(len(rights))
+        is_of_test = (left + right) % TEST_EVERY == TEST_EVERY - 1
+        if is_of_test == (split == "test"):
             return f"{lefts[left]}{link}{rights[right]}"
 
 
@@ -104,17 +136,25 @@ def in_call_format(row: Row, call_format: str) -> Row:
         ValueError: the row has no system message that lists tools. It may be any JSON object.
     """
     prompt = row.get("prompt")
-    system = prompt[0] if isinstance(prompt, list) and prompt else None
-    is_system = isinstance(system, dict) and system.get("role") == "system"
-    content = system.get("content") if isinstance(system, dict) else None
-    require(
-        is_system and isinstance(content, str), "prompt[0]", system, "a system message with tools"
-    )
+    system = None
+    if isinstance(prompt, list) and prompt:
+        system = prompt[0]
+    role = None
+    content = None
+    if isinstance(system, dict):
+        role = system.get("role")
+        content = system.get("content")
+    is_message = role == "system" and isinstance(content, str)
+    require(is_message, "prompt[0]", system, "a system message with tools")
     try:
         content = system_message.in_call_format(str(content), call_format)
     except ValueError as error:
         raise ValueError(f"field prompt[0].content: {error}") from error
-    return {**row, "prompt": [{"role": "system", "content": content}, *row["prompt"][1:]]}
+    messages = list(row["prompt"])
+    messages[0] = {"role": "system", "content": content}
+    changed = dict(row)
+    changed["prompt"] = messages
+    return changed
 
 
 make_rows = seeded("synthetic tiny", _made_row)

@@ -33,12 +33,20 @@ OUTPUT = (
 
 # {name in Python: name in JSON Schema}
 SCHEMA_TYPES = {
-    **dict.fromkeys(("str", "string"), "string"),
-    **dict.fromkeys(("int", "integer"), "integer"),
-    **dict.fromkeys(("float", "number"), "number"),
-    **dict.fromkeys(("bool", "boolean"), "boolean"),
-    **dict.fromkeys(("dict", "object"), "object"),
-    **dict.fromkeys(("list", "array", "tuple", "set"), "array"),
+    "str": "string",
+    "string": "string",
+    "int": "integer",
+    "integer": "integer",
+    "float": "number",
+    "number": "number",
+    "bool": "boolean",
+    "boolean": "boolean",
+    "dict": "object",
+    "object": "object",
+    "list": "array",
+    "array": "array",
+    "tuple": "array",
+    "set": "array",
 }
 OPTIONAL = ", optional"  # at the end of a type
 
@@ -56,7 +64,8 @@ def in_call_format(message: str, call_format: str) -> str:
     if call_format == TOOLRL:
         return message
     if message.startswith(COMPACT_HEADING):
-        tools, instructions = _compact_tools(message), OUTPUT
+        tools = _compact_tools(message)
+        instructions = OUTPUT
     else:
         listed, instructions = _parts(message)
         tools = _listed_tools(listed)
@@ -103,8 +112,9 @@ def _as_llama3(tools: Sequence[Tool], instructions: str) -> str:
     It does so with an empty list of its own, `custom_tools`, because `Environment: ipython` stands
     above its dates, where no message reaches.
     """
-    schemas = [json.dumps(tool, ensure_ascii=False, indent=4) for tool in tools]
-    return "\n\n".join([*schemas, instructions])
+    parts = [json.dumps(tool, ensure_ascii=False, indent=4) for tool in tools]
+    parts.append(instructions)
+    return "\n\n".join(parts)
 
 
 TOOLS_AS: Mapping[str, Callable[[Sequence[Tool], str], str]] = {
@@ -148,23 +158,31 @@ def _listed_tools(listed: str) -> list[Tool]:
     tools = []
     for place in range(0, len(lines), len(FIELDS)):
         number = place // len(FIELDS) + 1
-        values = []
-        for line, beginning in zip(lines[place : place + len(FIELDS)], FIELDS, strict=False):
-            beginning = beginning.format(number)
-            if not line.startswith(beginning):
-                raise ValueError(f"tool {number}: got the line {line[:80]!r}; expected {beginning}")
-            values.append(line.removeprefix(beginning))
-        if len(values) < len(FIELDS):
-            raise ValueError(f"tool {number}: got {len(values)} lines; expected {len(FIELDS)}")
-        name, description, parameters = values
+        own_lines = lines[place : place + len(FIELDS)]
+        name, description, parameters = _fields_of_tool(own_lines, number)
         tools.append(_tool(name, description, _object(parameters, number)))
     return tools
 
 
+def _fields_of_tool(lines: Sequence[str], number: int) -> list[str]:
+    """Return what stands on the lines of a tool: name, description and parameters."""
+    values = []
+    # A list that is cut off has fewer lines for its last tool.
+    for line, field in zip(lines, FIELDS, strict=False):
+        beginning = field.format(number)
+        if not line.startswith(beginning):
+            raise ValueError(f"tool {number}: got the line {line[:80]!r}; expected {beginning}")
+        values.append(line.removeprefix(beginning))
+    if len(values) < len(FIELDS):
+        raise ValueError(f"tool {number}: got {len(values)} lines; expected {len(FIELDS)}")
+    return values
+
+
 def _compact_tools(message: str) -> list[Tool]:
     """Return the tools of a synthetic row, a line each: the name, and {parameter: type}."""
+    lines = message.removeprefix(COMPACT_HEADING).strip().split("\n")
     tools = []
-    for number, line in enumerate(message.removeprefix(COMPACT_HEADING).strip().split("\n"), 1):
+    for number, line in enumerate(lines, 1):
         name, _, types = line.partition(" ")
         parameters = {key: {"type": kind} for key, kind in _object(types, number).items()}
         tools.append(_tool(name, "", parameters))
@@ -183,27 +201,30 @@ def _object(text: str, number: int) -> dict[str, Any]:
 
 def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> Tool:
     """Return a tool as chat templates and verl take it, without what the row does not say."""
-    properties, optional = {}, []
+    properties = {}
+    required = []
     for key, stated in parameters.items():
         if not isinstance(stated, dict):
             raise ValueError(
                 f"tool {name!r}, parameter {key!r}: got {stated!r}; expected an object"
             )
         kind = str(stated.get("type", ""))
-        if kind.endswith(OPTIONAL):
-            optional.append(key)
+        if not kind.endswith(OPTIONAL):
+            required.append(key)
         schema = _schema(kind.removesuffix(OPTIONAL))
         for field in ("description", "default"):
             if stated.get(field, "") != "":  # ToolRL writes "" for none
                 schema[field] = stated[field]
         properties[key] = schema
+
     of_parameters: dict[str, Any] = {"type": "object", "properties": properties}
     # Only where a row calls some parameters optional, it says something about the others.
-    if optional:
-        of_parameters["required"] = [key for key in properties if key not in optional]
-    function = {"name": name, "description": description, "parameters": of_parameters}
-    if not description:
-        del function["description"]
+    if len(required) < len(properties):
+        of_parameters["required"] = required
+    function: dict[str, Any] = {"name": name}
+    if description:
+        function["description"] = description
+    function["parameters"] = of_parameters
     return {"type": "function", "function": function}
 
 
@@ -218,7 +239,8 @@ def _schema(kind: str) -> dict[str, Any]:
     if name is None:
         return {}
     schema: dict[str, Any] = {"type": name}
-    of_items = _schema(inner.removesuffix("]")) if bracket and outer.lower() == "list" else {}
-    if of_items:
-        schema["items"] = of_items
+    if bracket and outer.lower() == "list":
+        of_items = _schema(inner.removesuffix("]"))
+        if of_items:
+            schema["items"] = of_items
     return schema
