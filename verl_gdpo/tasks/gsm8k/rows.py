@@ -32,32 +32,42 @@ TEST_EVERY = 4  # of the pairs of numbers
 
 def _row_of_problem(item: Any, *_: Any) -> Row:
     fields = strings_of(item, ("question", "answer"))
-    end, expected = fields["answer"][-78:], f"a solution, {GOLD_MARK!r} once, and the result"
-    require(fields["answer"].count(GOLD_MARK) == 1, "answer", end, expected)
-    result = fields["answer"].rpartition(GOLD_MARK)[2]
-    return make_row(TASK, fields["question"], result.strip(), TASK.system_prompt)
+    solution = fields["answer"]
+    expected = f"a solution, {GOLD_MARK!r} once, and the result"
+    require(solution.count(GOLD_MARK) == 1, "answer", solution[-78:], expected)
+    result = solution.rpartition(GOLD_MARK)[2].strip()
+    return make_row(TASK, fields["question"], result, TASK.system_prompt)
 
 
 def _made_row(rng: Random, split: str) -> Row:
-    name, things = rng.choice(NAMES), rng.choice(THINGS)
+    name = rng.choice(NAMES)
+    things = rng.choice(THINGS)
     if rng.random() < THOUSANDS_SHARE:
         first, second = _pair(1, 49, split, rng)
         result = f"{first + second},000"
         question = f"A shop makes {first},000 {things} in May and {second},000 in June. How many?"
+        return make_row(TASK, question, result, TASK.system_prompt)
+
+    first, second = _pair(10, 99, split, rng)
+    if rng.random() < 0.5:
+        result = str(first + second)
+        story = f"has {first} {things} and gets {second} more"
     else:
-        first, second = _pair(10, 99, split, rng)
-        result, story = str(first + second), f"has {first} {things} and gets {second} more"
-        if rng.random() >= 0.5:
-            first, second = max(first, second), min(first, second)
-            result, story = str(first - second), f"has {first} {things} and loses {second}"
-        question = f"{name} {story}. How many {things} now?"
+        more = max(first, second)
+        less = min(first, second)
+        result = str(more - less)
+        story = f"has {more} {things} and loses {less}"
+    question = f"{name} {story}. How many {things} now?"
     return make_row(TASK, question, result, TASK.system_prompt)
 
 
 def _pair(low: int, high: int, split: str, rng: Random) -> tuple[int, int]:
+    """Return two numbers of [low, high] that a split may use."""
     while True:
-        first, second = rng.randint(low, high), rng.randint(low, high)
-        if (first * second % TEST_EVERY == TEST_EVERY - 1) == (split == "test"):
+        first = rng.randint(low, high)
+        second = rng.randint(low, high)
+        is_of_test = first * second % TEST_EVERY == TEST_EVERY - 1
+        if is_of_test == (split == "test"):
             return first, second
 
 

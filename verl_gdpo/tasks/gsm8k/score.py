@@ -17,11 +17,12 @@ ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 TAGS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 GOLD_MARK = "####"  # stands before the result in GSM8K's worked solutions
 
-_DIGITS = r"(\d+|\d{1,3}(?:,\d{3})+)"
-# 109200000, 109,200,000 or -7; group 2 has the digits
-_WHOLE_NUMBER = re.compile(rf"([+-]?){_DIGITS}", re.ASCII)
+_SIGN = r"(?P<sign>[+-]?)"
+_DIGITS = r"(?P<digits>\d+|\d{1,3}(?:,\d{3})+)"
+# 109200000, 109,200,000 or -7
+_WHOLE_NUMBER = re.compile(rf"{_SIGN}{_DIGITS}", re.ASCII)
 # the same as $7 or 7%, or at the end of a sentence
-_AS_WRITTEN = re.compile(rf"([+-]?)(?:\\?\$ ?)?{_DIGITS}(?: ?\\?%)?\.?", re.ASCII)
+_AS_WRITTEN = re.compile(rf"{_SIGN}(?:\\?\$ ?)?{_DIGITS}(?: ?\\?%)?\.?", re.ASCII)
 
 
 def score(
@@ -68,14 +69,18 @@ def score(
     Source: GDPO, arXiv 2601.05242.
     """
     _check_ground_truth(ground_truth)
-    answer = response.rpartition(ANSWER_OPEN)[2].partition(ANSWER_CLOSE)[0].strip()
-    is_integer = answer.isdigit()
+    _, _, after_opening = response.rpartition(ANSWER_OPEN)
+    before_closing, _, _ = after_opening.partition(ANSWER_CLOSE)
+    answer = before_closing.strip()
     if normalize_numbers:
+        is_correct = _plain_digits(answer) == _plain_digits(ground_truth)
         is_integer = _WHOLE_NUMBER.fullmatch(answer) is not None
-        answer, ground_truth = _plain_digits(answer), _plain_digits(ground_truth)
+    else:
+        is_correct = answer == ground_truth
+        is_integer = answer.isdigit()
     return {
         "format": float(_has_layout(response, closed_thought)),
-        "correctness": float(answer == ground_truth),
+        "correctness": float(is_correct),
         "integer": float(is_integer),
     }
 
@@ -104,7 +109,8 @@ def _has_layout(response: str, closed_thought: bool) -> bool:
         and before.endswith(f"{THINK_CLOSE}\n")
         and after.endswith(ANSWER_CLOSE)
         and after.count(ANSWER_CLOSE) == 1
-        and before.rfind(ANSWER_OPEN) == before.rfind(ANSWER_CLOSE) == -1
+        and before.rfind(ANSWER_OPEN) < 0
+        and before.rfind(ANSWER_CLOSE) < 0
     )
 
 
@@ -113,14 +119,19 @@ def _plain_digits(text: str) -> str:
     number = _AS_WRITTEN.fullmatch(text)
     if number is None:
         return text
-    # as text: Python makes no int of thousands of digits
-    digits = number[2].replace(",", "").lstrip("0") or "0"
-    return f"-{digits}" if number[1] == "-" and digits != "0" else digits
+    # It stays a text, because Python makes no int of thousands of digits.
+    digits = number["digits"].replace(",", "").lstrip("0")
+    if digits == "":
+        return "0"
+    if number["sign"] == "-":
+        return f"-{digits}"
+    return digits
 
 
 def _check_ground_truth(text: object) -> None:
-    is_line = isinstance(text, str) and text != "" and text == text.strip()
-    if not is_line or any(part in str(text) for part in (*TAGS, GOLD_MARK, "\n")):
+    is_stripped = isinstance(text, str) and text != "" and text == text.strip()
+    marks = (*TAGS, GOLD_MARK, "\n")
+    if not is_stripped or any(mark in str(text) for mark in marks):
         raise ValueError(
             f"gsm8k ground truth: got {repr(text)[-200:]}; expected what stands after "
             f"{GOLD_MARK!r}, on one line, without white space around it and without tags"
