@@ -42,18 +42,27 @@ def phrase_of(name: str, value: Any) -> str:
         noun = "word" if len(value) == 1 else "words"
         return f"Use the {noun} {_quoted(value)}."
     if name == "case":
-        return f"Write in {'lower case' if value == 'lower' else 'CAPITAL LETTERS'} only."
+        letters = "lower case" if value == "lower" else "CAPITAL LETTERS"
+        return f"Write in {letters} only."
     if name == "ending":
         return f'End with "{value}"'
     if name == "json":
         return f"Answer only with a JSON object with the keys {_quoted(value)}."
+
     low, high = value
-    number = str(low) if low == high else f"{low} to {high}" if low > 1 else f"at most {high}"
+    if low == high:
+        number = str(low)
+    elif low > 1:
+        number = f"{low} to {high}"
+    else:
+        number = f"at most {high}"
     if name == "bullets":
         return f'Write exactly {number} items, each on a line that begins with "{MARKERS[0]}".'
-    return (
-        f"{'Write' if name == 'sentences' else 'Use'} {number} {name[: -1 if high == 1 else None]}."
-    )
+    noun = name
+    if high == 1:
+        noun = name.removesuffix("s")
+    verb = "Write" if name == "sentences" else "Use"
+    return f"{verb} {number} {noun}."
 
 
 def _quoted(texts: list[str]) -> str:
@@ -62,14 +71,20 @@ def _quoted(texts: list[str]) -> str:
 
 def _own(words: list[str], split: str) -> list[str]:
     """Those of one split, so that its prompts share no topic and no keyword with the other's."""
-    return [
-        w for i, w in enumerate(words) if (i % TEST_EVERY == TEST_EVERY - 1) == (split == "test")
-    ]
+    own = []
+    for place, word in enumerate(words):
+        is_of_test = place % TEST_EVERY == TEST_EVERY - 1
+        if is_of_test == (split == "test"):
+            own.append(word)
+    return own
 
 
 def _constraints(rng: Random, form: str, split: str) -> dict[str, Any]:
     """Some constraints that one response can meet."""
-    most, sentences, bullets = rng.choice((6, 9, 12)), rng.randint(1, 2), rng.randint(2, 3)
+    most = rng.choice((6, 9, 12))
+    sentences = rng.randint(1, 2)
+    bullets = rng.randint(2, 3)
+    # All are drawn, also those that are left out. A prompt has them in this order.
     values: Mapping[str, Any] = {
         "bullets": [bullets, bullets],
         "json": rng.sample(KEYS, 2),
@@ -80,17 +95,25 @@ def _constraints(rng: Random, form: str, split: str) -> dict[str, Any]:
         "ending": rng.choice(ENDINGS),
     }
     names = rng.sample(("keyword", "sentences", "words", "case", "ending"), rng.randint(2, 4))
-    if form != "prose":  # capital letters would change the keys of JSON
-        names = [form, "case" if form == "bullets" and most % 2 else "keyword"]
+    if form == "json":
+        # Capital letters would change the keys of JSON.
+        names = ["json", "keyword"]
+    if form == "bullets":
+        names = ["bullets", "keyword"]
+        # That is a third of them, and costs no random number.
+        if most % 2 == 1:
+            names = ["bullets", "case"]
     return {name: value for name, value in values.items() if name in names}
 
 
 def _made_row(rng: Random, split: str) -> Row:
     form = rng.choice(("prose",) * 6 + ("bullets", "json"))
     asked = _constraints(rng, form, split)
-    opener = OPENERS[form].format(rng.choice(_own(TOPICS, split)))
-    phrases = [phrase_of(name, value) for name, value in asked.items()]
-    return make_row(TASK, " ".join([opener, *phrases]), json.dumps(asked))
+    topic = rng.choice(_own(TOPICS, split))
+    sentences = [OPENERS[form].format(topic)]
+    for name, value in asked.items():
+        sentences.append(phrase_of(name, value))
+    return make_row(TASK, " ".join(sentences), json.dumps(asked))
 
 
 make_rows = seeded(TASK.name, _made_row)

@@ -25,7 +25,8 @@ WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")  # "don't" is one, "well-know
 MARKERS = ("* ", "- ")  # of an item
 FENCE = "```"
 MAX_BRACKETS = 100  # of JSON, which bounds its depth
-SENTENCE_ENDS, AROUND_SENTENCES = (".", "!", "?", "\u2026"), "\"'\u2018\u2019\u201c\u201d()[]*_"
+SENTENCE_ENDS = (".", "!", "?", "\u2026")
+AROUND_SENTENCES = "\"'\u2018\u2019\u201c\u201d()[]*_"
 # also one character, such as the number of an item, and letters such as those of "a.m."
 ABBREVIATION = re.compile(r"mr|mrs|ms|dr|prof|st|vs|.|[^\W\d_](\.[^\W\d_])+")
 
@@ -47,30 +48,40 @@ def count_sentences(text: str) -> int:
     >>> count_sentences('Dr. A. Lee said "no." Why? ! I left')
     3
     """
-    count, is_open = 0, False
+    count = 0
+    is_open = False  # Whether there is a word behind the last end of a sentence.
     for piece in text.split():
-        is_open = is_open or WORD.search(piece) is not None
+        if WORD.search(piece) is not None:
+            is_open = True
         core = piece.strip(AROUND_SENTENCES)
         stem = core.removesuffix(".").casefold()
         is_short = core.endswith(".") and ABBREVIATION.fullmatch(stem) is not None
         if is_open and core.endswith(SENTENCE_ENDS) and not is_short:
-            count, is_open = count + 1, False
-    return count + is_open
+            count += 1
+            is_open = False
+    if is_open:
+        count += 1
+    return count
 
 
 def count_bullets(text: str) -> int:
     """Return the number of lines that begin with "* " or "- " and have a word."""
-    lines = (line.lstrip() for line in text.splitlines())
-    return sum(line.startswith(MARKERS) and WORD.search(line) is not None for line in lines)
+    count = 0
+    for line in text.splitlines():
+        if line.lstrip().startswith(MARKERS) and WORD.search(line) is not None:
+            count += 1
+    return count
 
 
 def has_keywords(text: str, keywords: list[str]) -> bool:
     words = {word.casefold() for word in WORD.findall(text)}
-    return words.issuperset(word.casefold() for word in keywords)
+    return all(keyword.casefold() in words for keyword in keywords)
 
 
 def has_ending(text: str, ending: str) -> bool:
-    return text.strip().strip('"').rstrip().casefold().endswith(ending.casefold())
+    # A response may be quoted as a whole.
+    unquoted = text.strip().strip('"').rstrip()
+    return unquoted.casefold().endswith(ending.casefold())
 
 
 def is_json_with(text: str, keys: list[str]) -> bool:
@@ -78,14 +89,15 @@ def is_json_with(text: str, keys: list[str]) -> bool:
     body = text.strip()
     if body.startswith(FENCE):
         body = body.removeprefix(FENCE).removesuffix(FENCE)
-        body = body[4:] if body[:4].casefold() == "json" else body
+        if body[:4].casefold() == "json":
+            body = body[4:]
     if body.count("{") + body.count("[") > MAX_BRACKETS:
         return False
     try:
         content = json.loads(body, parse_constant=int)  # NaN is neither JSON nor an int
     except ValueError:
         return False
-    return isinstance(content, dict) and content.keys() >= {*keys}
+    return isinstance(content, dict) and all(key in content for key in keys)
 
 
 class Constraint(NamedTuple):
@@ -101,35 +113,56 @@ class Constraint(NamedTuple):
     is_met: Callable[[str, Any], bool]
 
 
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(isinstance(x, str) for x in value)
+def _are_texts(value: Any) -> bool:
+    if not isinstance(value, list) or value == []:
+        return False
+    return all(isinstance(text, str) for text in value)
+
+
+def _are_words(value: Any) -> bool:
+    return _are_texts(value) and all(WORD.fullmatch(text) for text in value)
 
 
 def _is_range(value: Any) -> bool:
-    is_pair = isinstance(value, list) and [type(end) for end in value] == [int, int]
-    return is_pair and 1 <= value[0] <= value[1]
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    low, high = value
+    # A bool is an int in Python.
+    if type(low) is not int or type(high) is not int:
+        return False
+    return 1 <= low <= high
+
+
+def _is_case(value: Any) -> bool:
+    return isinstance(value, str) and value in CASES
+
+
+def _is_ending(value: Any) -> bool:
+    # `has_ending` takes white space and quotation marks away, so that nothing ends in them.
+    return isinstance(value, str) and has_ending(value, value or "?")
+
+
+def _has_case(text: str, case: str) -> bool:
+    return CASES[case](text)
 
 
 def _range(count: Callable[[str], int]) -> Constraint:
-    return Constraint(
-        "[LOW, HIGH] from 1 on", _is_range, lambda text, ends: ends[0] <= count(text) <= ends[1]
-    )
+    def is_met(text: str, ends: list[int]) -> bool:
+        low, high = ends
+        return low <= count(text) <= high
+
+    return Constraint("[LOW, HIGH] from 1 on", _is_range, is_met)
 
 
-COUNTS = {"sentences": count_sentences, "words": count_words, "bullets": count_bullets}
 CASES = {"lower": str.islower, "upper": str.isupper}
 CONSTRAINTS: Mapping[str, Constraint] = {
-    "keyword": Constraint(
-        "[WORD, ...]", lambda value: _texts(value) and all(map(WORD.fullmatch, value)), has_keywords
-    ),
-    **{name: _range(count) for name, count in COUNTS.items()},
-    "case": Constraint(
-        '"lower" or "upper"', lambda value: value in [*CASES], lambda text, case: CASES[case](text)
-    ),
-    "ending": Constraint(
-        "TEXT", lambda value: isinstance(value, str) and has_ending(value, value or "?"), has_ending
-    ),
-    "json": Constraint("[KEY, ...]", _texts, is_json_with),
+    "keyword": Constraint("[WORD, ...]", _are_words, has_keywords),
+    "sentences": _range(count_sentences),
+    "words": _range(count_words),
+    "bullets": _range(count_bullets),
+    "case": Constraint('"lower" or "upper"', _is_case, _has_case),
+    "ending": Constraint("TEXT", _is_ending, has_ending),
+    "json": Constraint("[KEY, ...]", _are_texts, is_json_with),
 }
 
 
@@ -157,12 +190,13 @@ def score(
     """
     asked = read_constraints(ground_truth)
     has_word = WORD.search(response) is not None
-    return {
-        name: float(has_word and constraint.is_met(response, asked[name]))
-        if name in asked
-        else None
-        for name, constraint in CONSTRAINTS.items()
-    }
+    rewards: dict[str, float | None] = {}
+    for name, constraint in CONSTRAINTS.items():
+        if name in asked:
+            rewards[name] = float(has_word and constraint.is_met(response, asked[name]))
+        else:
+            rewards[name] = None
+    return rewards
 
 
 def bounds() -> dict[str, tuple[float, float]]:
@@ -176,15 +210,22 @@ def read_constraints(ground_truth: str) -> dict[str, Any]:
         asked = json.loads(ground_truth)
     except (TypeError, ValueError, RecursionError):
         asked = None
-    if not (isinstance(asked, dict) and asked) or not all(
-        name in CONSTRAINTS and CONSTRAINTS[name].has_form(value) for name, value in asked.items()
-    ):
+    if not _are_constraints(asked):
         forms = ", ".join(f'"{name}": {each.form}' for name, each in CONSTRAINTS.items())
         raise ValueError(
             f"constraints ground truth: got {repr(ground_truth)[:200]}; expected a JSON object "
             f"with one or more of {{{forms}}}"
         )
-    return asked
+    return dict(asked)
+
+
+def _are_constraints(asked: Any) -> bool:
+    if not isinstance(asked, dict) or not asked:
+        return False
+    for name, value in asked.items():
+        if name not in CONSTRAINTS or not CONSTRAINTS[name].has_form(value):
+            return False
+    return True
 
 
 def _good_response(ground_truth: str) -> str:
@@ -193,18 +234,44 @@ def _good_response(ground_truth: str) -> str:
     words = list(asked.get("keyword", ()))
     if "json" in asked:
         return json.dumps(dict.fromkeys(asked["json"], " ".join(words) or "so"))
-    low = {name: asked.get(name, [1])[0] for name in COUNTS}
-    parts = max(low["sentences"], low["bullets"])
-    while len(words) < max(low["words"], parts):
+    part_count = max(_lowest(asked, "sentences"), _lowest(asked, "bullets"))
+    word_count = max(_lowest(asked, "words"), part_count)
+    while len(words) < word_count:
         words.append("so")
-    pieces = words[: parts - 1]
-    pieces.append(" ".join(words[parts - 1 :]))  # the last one has all other words
-    text = "\n* ".join(["", *pieces]) if "bullets" in asked else ". ".join(pieces)
+
+    # Each part has one word, and the last one has all others.
+    parts = words[: part_count - 1]
+    parts.append(" ".join(words[part_count - 1 :]))
+    if "bullets" in asked:
+        text = "".join(f"\n* {part}" for part in parts)
+    else:
+        text = ". ".join(parts)
     text = f"{text} {asked.get('ending', '')}".strip()
-    return {"lower": text.lower(), "upper": text.upper()}.get(asked.get("case", ""), text)
+    if asked.get("case") == "lower":
+        return text.lower()
+    if asked.get("case") == "upper":
+        return text.upper()
+    return text
 
 
-EACH = {name: methodcaller("get", name) for name in CONSTRAINTS}  # as a column
+def _lowest(asked: Mapping[str, Any], name: str) -> int:
+    if name not in asked:
+        return 1
+    low: int
+    low, _ = asked[name]
+    return low
+
+
+def _all_met(rewards: Mapping[str, Any]) -> float:
+    """The column for constraints together; one that is not asked for is None."""
+    return float(0 not in rewards.values())
+
+
+# The columns of an evaluation.
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], float]] = {"all met": _all_met}
+for _name in CONSTRAINTS:
+    COLUMNS[_name] = methodcaller("get", _name)
+
 TASK = Task(
     name="constraints",
     data_sources=DATA_SOURCES,
@@ -215,5 +282,5 @@ TASK = Task(
     scores="answer",  # keywords and lengths of a thought are none of what the prompt asks for
     good_response=_good_response,
     system_prompt=None,  # chat templates have one of their own
-    evaluation=Evaluation({"all met": lambda rewards: float(0 not in rewards.values())} | EACH),
+    evaluation=Evaluation(COLUMNS),
 )
