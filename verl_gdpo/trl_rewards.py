@@ -37,8 +37,20 @@ from verl_gdpo.tasks.tool_rl.form import (
 THOUGHT_KEYS = ("reasoning_content", "thinking")
 CALLS_KEY = "tool_calls"
 
-# data source, response, ground truth (unchecked), response tokens, training step
-Sample = tuple[str, Response, Any, int, int | None]
+
+class Sample(NamedTuple):
+    """A completion and what its scorer is told.
+
+    ground_truth: not checked.
+    response_tokens: how many tokens the completion has.
+    step: of the training, from 1 on; None if the caller has no `trainer_state`.
+    """
+
+    data_source: str
+    response: Response
+    ground_truth: Any
+    response_tokens: int
+    step: int | None
 
 
 def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
@@ -68,8 +80,11 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
     """
     if not tasks:
         raise ValueError("TRL rewards: got no task; expected some of verl_gdpo.tasks.TASKS")
-    taken = {option for task in tasks for option in options_of(task)}
-    if unknown := {*options} - taken:
+    taken: set[str] = set()
+    for task in tasks:
+        taken.update(options_of(task))
+    unknown = options.keys() - taken
+    if unknown:
         names = [task.name for task in tasks]
         raise ValueError(
             f"TRL rewards, tasks {names}: got the options {sorted(unknown)}; "
@@ -110,6 +125,11 @@ class _Scorer(NamedTuple):
     options: Mapping[str, Any]
 
 
+class _ScoredBatch(NamedTuple):
+    samples: list[Sample]
+    rewards: list[dict[str, float | None]]
+
+
 class _Scoring:
     """Scores a batch once for all functions that are asked about it."""
 
@@ -118,33 +138,43 @@ class _Scoring:
         names: set[str] = set()
         for task in tasks:
             own = {name: options[name] for name in options_of(task) if name in options}
-            names |= {*task.bounds(**own)}
+            names.update(task.bounds(**own))
             scorer = _Scorer(task.score, task.scores, own)
-            self._scorers |= dict.fromkeys(task.data_sources, scorer)
+            for source in task.data_sources:
+                self._scorers[source] = scorer
         self.reward_names = sorted(names)
         self.call_format = options.get("call_format")  # None: none is named
-        self._last: tuple[list[Sample], list[dict[str, float | None]]] = ([], [])
+        self._last = _ScoredBatch([], [])
 
     def rewards(self, samples: list[Sample]) -> list[dict[str, float | None]]:
         """Return the rewards of each sample; those of the latest batch are kept."""
-        if samples != self._last[0]:
-            # most scorers that take long wait for another process
+        if samples != self._last.samples:
+            # Most scorers that take long wait for another process.
             with ThreadPoolExecutor(os.cpu_count()) as threads:
-                self._last = samples, [*threads.map(self._score, range(len(samples)), samples)]
-        return self._last[1]
+                rewards = list(threads.map(self._score, range(len(samples)), samples))
+            self._last = _ScoredBatch(samples, rewards)
+        return self._last.rewards
 
     def _score(self, number: int, sample: Sample) -> dict[str, float | None]:
-        source, response, ground_truth, tokens, step = sample
+        source = sample.data_source
         try:
             if source not in self._scorers:
                 raise ValueError(f"expected a data_source among {sorted(self._scorers)}")
             scorer = self._scorers[source]
-            text, told = arguments_for(scorer, response)
+            text, told = arguments_for(scorer, sample.response)
             scored = scorer.score(
-                text, ground_truth, response_tokens=tokens, step=step, **told, **scorer.options
+                text,
+                sample.ground_truth,
+                response_tokens=sample.response_tokens,
+                step=sample.step,
+                **told,
+                **scorer.options,
             )
-            # TRL would take NaN for a missing reward
-            return {k: value_or_error(value, f"reward {k!r} ") for k, value in scored.items()}
+            rewards = {}
+            for name, value in scored.items():
+                # TRL would take NaN for a missing reward.
+                rewards[name] = value_or_error(value, f"reward {name!r} ")
+            return rewards
         except (TypeError, ValueError) as error:
             where = f"TRL rewards, completion {number} (data_source {source!r})"
             raise ValueError(f"{where}: {error}") from error
@@ -159,20 +189,39 @@ def _samples(batch: Mapping[str, Any], call_format: str | None) -> list[Sample]:
                 f"reward_model={{'ground_truth': ...}}; got {sorted(batch)}"
             )
     tokens = [len(ids) for ids in batch["completion_ids"]]
+    responses = _responses(batch, tokens, call_format)
+    step = None
+    state = batch.get("trainer_state")
+    if state is not None:
+        # verl, for which the scorers are written, calls the first step 1.
+        step = state.global_step + 1
+    ground_truths = []
+    for reward_model in batch["reward_model"]:
+        # A row without a ground truth is refused by its scorer, whose message names the row.
+        ground_truths.append((reward_model or {}).get("ground_truth"))
+    rows = zip(batch["data_source"], responses, ground_truths, tokens, strict=True)
+    return [Sample(source, response, truth, count, step) for source, response, truth, count in rows]
+
+
+def _responses(
+    batch: Mapping[str, Any], tokens: Sequence[int], call_format: str | None
+) -> list[Response]:
+    """Return the completions of a batch.
+
+    Args:
+        tokens: how many of them each completion has.
+    """
     # A caller who is not TRL may leave out the prompts.
     prompts = batch.get("prompts") or [None] * len(tokens)
     responses = []
-    pairs = zip(batch["completions"], prompts, tokens, strict=True)
-    for number, (completion, prompt, count) in enumerate(pairs):
-        given = given_thought(prompt) if isinstance(prompt, str) else ""
+    rows = zip(batch["completions"], prompts, tokens, strict=True)
+    for number, (completion, prompt, count) in enumerate(rows):
+        given = ""
+        if isinstance(prompt, str):
+            given = given_thought(prompt)
         turn = Turn(_text(number, completion, call_format), given)
         responses.append(Response((turn,), count))
-    state = batch.get("trainer_state")
-    # verl, for which the scorers are written, calls the first step 1
-    step = None if state is None else state.global_step + 1
-    truths = [(reward_model or {}).get("ground_truth") for reward_model in batch["reward_model"]]
-    rows = zip(batch["data_source"], responses, truths, tokens, strict=True)
-    return [(*row, step) for row in rows]
+    return responses
 
 
 def _text(number: int, completion: Any, call_format: str | None) -> str:
@@ -202,7 +251,9 @@ def _text_of_message(message: Mapping[str, Any], call_format: str | None) -> str
     known = {"role", "content", *THOUGHT_KEYS, CALLS_KEY}
     if "role" not in message or not isinstance(content, str) or not message.keys() <= known:
         return None
-    parts = [content] if content else []
+    parts = []
+    if content:
+        parts.append(content)
     calls = message.get(CALLS_KEY)
     if calls:
         parts.append(_written(calls, call_format))
@@ -225,8 +276,7 @@ def _written(calls: Sequence[Mapping[str, Any]], call_format: str | None) -> str
     functions = [call.get("function", call) for call in calls]
     try:
         if call_format in XML_AND_BARE and all(map(_has_arguments, functions)):
-            named = [{NAME_KEY: f[NAME_KEY], PARAMETERS_KEY: f[ARGUMENTS_KEY]} for f in functions]
-            return call_format_of(call_format).write(named)
+            return _written_by_name(functions, call_format)
         blocks = []
         for function in functions:
             written = json.dumps(function, ensure_ascii=False)
@@ -238,3 +288,10 @@ def _written(calls: Sequence[Mapping[str, Any]], call_format: str | None) -> str
 
 def _has_arguments(function: Mapping[str, Any]) -> bool:
     return NAME_KEY in function and isinstance(function.get(ARGUMENTS_KEY), Mapping)
+
+
+def _written_by_name(functions: Sequence[Mapping[str, Any]], call_format: str) -> str:
+    calls = []
+    for function in functions:
+        calls.append({NAME_KEY: function[NAME_KEY], PARAMETERS_KEY: function[ARGUMENTS_KEY]})
+    return call_format_of(call_format).write(calls)
