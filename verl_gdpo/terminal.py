@@ -10,22 +10,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-ADDRESS = ""  # of the public repository; empty: there is none, and no index has the package
+# The address of the public repository. While it is empty there is none, and no index of packages
+# has ours.
+ADDRESS = ""
 WIDTH = 100  # columns
 COLOURS = {"red": "1;31", "yellow": "33", "grey": "2"}  # of ANSI terminals
 GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # Once W&B is imported, a function of this file stands in the place of `sys.exit`.
 SYS_EXIT = os.path.join("wandb", "sdk", "lib", "exit_hooks.py")
-# the extra that brings a package which not every installation has
+# {package that not every installation has: the extra that brings it}
 EXTRAS = {
     "openai": "judge",
-    **dict.fromkeys(("jinja2", "scipy", "pandas"), "plots"),
-    **dict.fromkeys(("torch", "hydra", "pyarrow", "transformers", "huggingface_hub"), "verl"),
+    "jinja2": "plots",
+    "scipy": "plots",
+    "pandas": "plots",
+    "torch": "verl",
+    "hydra": "verl",
+    "pyarrow": "verl",
+    "transformers": "verl",
+    "huggingface_hub": "verl",
 }
 
-
-_prefixes: list[str] = []  # of the command that runs, before what it says on stderr
+# What stands before each note on stderr. The last one is that of the command which runs.
+_prefixes: list[str] = []
 
 
 @contextmanager
@@ -40,28 +48,45 @@ def speaking_as(command: str) -> Iterator[None]:
 
 def note(text: str) -> None:
     """Say something on stderr, in the name of the command if one runs."""
-    print("".join(_prefixes[-1:]) + printable(text), file=sys.stderr, flush=True)
+    prefix = _prefixes[-1] if _prefixes else ""
+    print(prefix + printable(text), file=sys.stderr, flush=True)
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     """Return an aligned, printable table. Columns with numbers in `left` are left-aligned."""
-    lines = [[*map(printable, line)] for line in (header, *rows)]
-    widths = [max(width_of(line[i]) for line in lines) for i in range(len(header))]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join(
-            cell + " " * (width - width_of(cell))
-            if i in left
-            else " " * (width - width_of(cell)) + cell
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    table = [_printable_cells(header)]
+    for row in rows:
+        table.append(_printable_cells(row))
+
+    widths = []
+    for column in range(len(header)):
+        widths.append(max(width_of(cells[column]) for cells in table))
+    table.insert(1, ["-" * width for width in widths])
+
+    lines = []
+    for cells in table:
+        padded = []
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+            padding = " " * (width - width_of(cell))
+            padded.append(cell + padding if column in left else padding + cell)
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def _printable_cells(cells: Sequence[str]) -> list[str]:
+    return [printable(cell) for cell in cells]
 
 
 def printable(text: str) -> str:
     """Return text that is safe for a terminal: characters that are not printable are escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    characters = []
+    for character in text:
+        if character.isprintable():
+            characters.append(character)
+        else:
+            # ascii() puts quotation marks around the escape.
+            characters.append(ascii(character)[1:-1])
+    return "".join(characters)
 
 
 def wrapped(text: str, first: str = "", others: str = "  ") -> str:
@@ -100,19 +125,22 @@ def line_of_code(frames: Sequence[traceback.FrameSummary]) -> str:
 
 def shorten(text: str, width: int) -> str:
     """Return the beginning of `printable(text)` that fits into `width` columns."""
-    # escapes only make a text longer, so characters beyond `width` are never shown
-    line, used = "", 0
-    for c in printable(text[: width + 1]):
-        used += width_of(c)
+    line = ""
+    used = 0  # columns
+    # Escapes only make a text longer, so characters beyond `width` are never shown.
+    for character in printable(text[: width + 1]):
+        used += width_of(character)
         if used > width:
-            return line[: max(len(line) - 3, 0)] + "..."[:width]
-        line += c
+            kept = max(len(line) - 3, 0)
+            return line[:kept] + "..."[:width]
+        line += character
     return line
 
 
 def width_of(text: str) -> int:
     """Return how many columns a text takes in a terminal. East Asian wide characters take two."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    wide = sum(unicodedata.east_asian_width(character) in ("W", "F") for character in text)
+    return len(text) + wide
 
 
 def needs_extra(error: ImportError) -> str:
@@ -121,7 +149,8 @@ def needs_extra(error: ImportError) -> str:
     Raises:
         ImportError: the same one, if it is not about such a package.
     """
-    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(package)
     if extra is None:
         raise error
     return f"{error.name} is not installed: {install_line(extra)}"
