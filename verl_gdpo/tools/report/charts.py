@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -35,32 +33,43 @@ POINTS = 500  # of a line, with about 12 bytes for each
 DIGITS = 5
 FIRST_SCREEN = 4  # charts, or more where there are more rewards
 SMOOTHED = f"{SMOOTHED_STEPS}-step mean"
-SHARE, CORRELATION, ZERO = (0.0, 1.0), (-1.0, 1.0), (0.0, 0.0)
-# {how the topic of a finding begins: the chart that shows it, if the page has it}
+SHARE = (0.0, 1.0)
+CORRELATION = (-1.0, 1.0)
+ZERO = (0.0, 0.0)
+# {first word of the topic of a finding: the chart that shows it, if the page has it}
 SHOWN = {
     "ignored": "gdpo/<reward>/share",
     "constant": "gdpo/<reward>/varies",
     "untrained": "actor/grad_norm",
 }
 
-# {metric: (title, unit, what the axis shows at least)}; the first screen begins with the first
+
+class Labels(NamedTuple):
+    """What a chart says around its lines."""
+
+    title: str
+    unit: str
+    axis: Axis  # what it shows at least
+
+
+# {metric: its chart}. Where the first screen has room, it takes them from the beginning.
 OF_TRAINING = {
-    "actor/entropy": ("Entropy", "of a token", ZERO),
-    "actor/grad_norm": ("Gradient norm", "", ZERO),
-    "actor/kl_loss": ("KL to the reference policy", "", ZERO),
-    "actor/ppo_kl": ("KL of one update", "", ZERO),
-    "actor/pg_clipfrac": ("Clipped tokens", "share", SHARE),
-    "critic/advantages/max": ("Largest advantage", "", ZERO),
-    "response_length/mean": ("Response length", "mean tokens", ZERO),
-    "response_length/clip_ratio": ("Responses as long as the longest", "share", SHARE),
-    "gdpo/no_signal": ("Groups without a signal", "share of groups", SHARE),
+    "actor/entropy": Labels("Entropy", "of a token", ZERO),
+    "actor/grad_norm": Labels("Gradient norm", "", ZERO),
+    "actor/kl_loss": Labels("KL to the reference policy", "", ZERO),
+    "actor/ppo_kl": Labels("KL of one update", "", ZERO),
+    "actor/pg_clipfrac": Labels("Clipped tokens", "share", SHARE),
+    "critic/advantages/max": Labels("Largest advantage", "", ZERO),
+    "response_length/mean": Labels("Response length", "mean tokens", ZERO),
+    "response_length/clip_ratio": Labels("Responses as long as the longest", "share", SHARE),
+    "gdpo/no_signal": Labels("Groups without a signal", "share of groups", SHARE),
 }
-# {statistic of each reward: the same}
+# {statistic of each reward: its chart}
 OF_EACH_REWARD = {
-    "share": ("How much of the update comes from each reward", f"share, {SMOOTHED}", SHARE),
-    "correlation": ("Correlation of each reward with the advantage", SMOOTHED, CORRELATION),
-    "varies": ("Groups in which a reward differs", f"share of groups, {SMOOTHED}", SHARE),
-    "missing": ("Samples without a reward", f"share of samples, {SMOOTHED}", SHARE),
+    "share": Labels("How much of the update comes from each reward", f"share, {SMOOTHED}", SHARE),
+    "correlation": Labels("Correlation of each reward with the advantage", SMOOTHED, CORRELATION),
+    "varies": Labels("Groups in which a reward differs", f"share of groups, {SMOOTHED}", SHARE),
+    "missing": Labels("Samples without a reward", f"share of samples, {SMOOTHED}", SHARE),
 }
 
 
@@ -100,23 +109,26 @@ def sections(arms: Sequence[RunsOfArm]) -> list[Section]:
     It has all rewards, since the one that drives the update may be any of them.
     """
     rewards = _rewards(arms)
-    training = list(_of_training(arms))
+    training = _of_training(arms)
     room = max(0, FIRST_SCREEN - len(rewards))
-    first = rewards + training[:room]
-    rest = training[room:]
-    each = partial(_of_each_reward, arms)
-    all_sections = {
-        "first": first,
-        "drives": [*each("share"), *each("correlation")],
-        "dead": [*each("varies"), *each("missing")],
-        "more": rest,
+    charts_of = {
+        "first": rewards + training[:room],
+        "drives": _of_each_reward(arms, "share") + _of_each_reward(arms, "correlation"),
+        "dead": _of_each_reward(arms, "varies") + _of_each_reward(arms, "missing"),
+        "more": training[room:],
     }
-    numbers = count()
-    return [
-        Section(name, [replace(chart, id=f"chart-{next(numbers)}") for chart in charts])
-        for name, charts in all_sections.items()
-        if charts or name == "first"
-    ]
+
+    found = []
+    number = 0
+    for name, charts in charts_of.items():
+        if not charts and name != "first":
+            continue
+        numbered = []
+        for chart in charts:
+            numbered.append(replace(chart, id=f"chart-{number}"))
+            number += 1
+        found.append(Section(name, numbered))
+    return found
 
 
 def looks_of_arms(arms: Sequence[RunsOfArm]) -> dict[str, int]:
@@ -128,100 +140,152 @@ def _estimator_of(arm: RunsOfArm) -> str:
     """The estimator by the arm's configuration, or by its name where there is none."""
     run = arm.runs[0]
     if run.setting("algorithm.gdpo.group_norm") == "summed":
-        return arm.name  # neither of the two
+        # Neither GDPO nor GRPO, whatever the configuration calls it.
+        return arm.name
     return str(run.setting("algorithm.adv_estimator") or arm.name)
 
 
 def _rewards(arms: Sequence[RunsOfArm]) -> list[Chart]:
-    """Each arm's training and its validation."""
-    charts = []
+    """A chart of each reward, with each arm's training and its validation."""
     looks = looks_of_arms(arms)
-    for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
+    charts = []
+    for name in dict.fromkeys(names(arms, TRAINED) + names(arms, TESTED)):
         lines: list[Line] = []
         for arm in arms:
             look = looks[arm.name]
-            trained = partial(_curve_of, TRAINED, name)
-            lines += lines_of(arm, trained, arm.name, look, SMOOTHED_STEPS)
-            if validation := over_runs(arm, partial(_curve_of, TESTED, name)).get(""):
-                of_arm = f"{arm.name}, validation"
-                if len(arm.runs) > 1:
-                    of_arm += ", median"
-                lines.append(Line(of_arm, [*validation], [*validation.values()], look, "points"))
-        charts += _chart(name, name, SMOOTHED, ZERO, lines)
+            lines += lines_of(arm, _reader_of(TRAINED, name), arm.name, look, SMOOTHED_STEPS)
+            lines += _validation(arm, name, look)
+        if _is_seen(lines):
+            charts.append(Chart(name, name, SMOOTHED, ZERO, lines))
     return charts
 
 
-def _curve_of(read_each: ReadEach, name: str, run: Run) -> Curve:
-    """The curve of one name, empty where there is none."""
-    return read_each(run).get(name, {})
+def _validation(arm: RunsOfArm, name: str, look: int) -> list[Line]:
+    """The line of an arm's validation, if there was one."""
+    median = over_runs(arm, _reader_of(TESTED, name)).get("")
+    if not median:
+        return []
+    label = f"{arm.name}, validation"
+    if len(arm.runs) > 1:
+        label += ", median"
+    return [Line(label, list(median), list(median.values()), look, "points")]
 
 
-def _of_training(arms: Sequence[RunsOfArm]) -> Iterator[Chart]:
-    """Those that are 0 at every step are left out."""
+def _reader_of(read_each: ReadEach, name: str) -> Read:
+    """A function that returns the curve of one name in a run, empty where there is none."""
+
+    def read(run: Run) -> Curve:
+        return read_each(run).get(name, {})
+
+    return read
+
+
+def _of_training(arms: Sequence[RunsOfArm]) -> list[Chart]:
+    """The charts of `OF_TRAINING`, without those that are 0 at every step."""
     looks = looks_of_arms(arms)
-    for key, about in OF_TRAINING.items():
+    charts = []
+    for key, labels in OF_TRAINING.items():
         lines: list[Line] = []
         for arm in arms:
-            read = partial(_curve_of, CURVES, key)
-            lines += lines_of(arm, read, arm.name, looks[arm.name])
-        if any(value for line in lines for value in line.values):
-            yield from _chart(key, *about, lines)
+            lines += lines_of(arm, _reader_of(CURVES, key), arm.name, looks[arm.name])
+        if _is_seen(lines) and not _is_0(lines):
+            charts.append(Chart(key, labels.title, labels.unit, labels.axis, lines))
+    return charts
 
 
-def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> Iterator[Chart]:
+def _of_each_reward(arms: Sequence[RunsOfArm], statistic: str) -> list[Chart]:
     """A chart of each arm with a line for each reward."""
 
     def read_each(run: Run) -> dict[str, Curve]:
         return of_each_reward(run.curves, statistic)
 
-    title, unit, axis = OF_EACH_REWARD[statistic]
+    labels = OF_EACH_REWARD[statistic]
+    charts = []
     for arm in arms:
         lines: list[Line] = []
         for number, name in enumerate(names([arm], read_each)):
-            read = partial(_curve_of, read_each, name)
-            of_one = list(lines_of(arm, read, name, free_look(number), SMOOTHED_STEPS))
-            # in most runs, no sample lacks a reward
-            if statistic != "missing" or any(any(line.values) for line in of_one):
-                lines += of_one
-        named = f"{arm.name}: {title}" if arms[1:] else title
-        yield from _chart(f"gdpo/<reward>/{statistic}", named, unit, axis, lines)
+            read = _reader_of(read_each, name)
+            of_reward = list(lines_of(arm, read, name, free_look(number), SMOOTHED_STEPS))
+            # In most runs no sample lacks a reward, and lines at 0 would hide the others.
+            if statistic == "missing" and _is_0(of_reward):
+                continue
+            lines += of_reward
+        title = labels.title
+        if len(arms) > 1:
+            title = f"{arm.name}: {title}"
+        if _is_seen(lines):
+            about = f"gdpo/<reward>/{statistic}"
+            charts.append(Chart(about, title, labels.unit, labels.axis, lines))
+    return charts
 
 
-def _chart(about: str, title: str, unit: str, axis: Axis, lines: list[Line]) -> list[Chart]:
-    """The chart of some lines, if there is anything to see."""
-    is_seen = any(math.isfinite(value) for line in lines for value in line.values)
-    return [Chart(about, title, unit, axis, lines)] if is_seen else []
+def _is_seen(lines: Sequence[Line]) -> bool:
+    """Whether a line has a point; a chart of gaps alone is left out."""
+    return any(math.isfinite(value) for line in lines for value in line.values)
+
+
+def _is_0(lines: Sequence[Line]) -> bool:
+    """Whether every value is 0; a line with a gap has one that is not."""
+    return not any(value for line in lines for value in line.values)
 
 
 def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1) -> Iterator[Line]:
     """A line with a band over the runs of an arm; a line for each of fewer than five runs.
 
     Quartiles of a few runs would say more than is known.
+
+    Args:
+        read: the curve of a run.
+        smooth: steps of which each point is the mean.
     """
-    is_band = len(arm.runs) >= FEWEST_FOR_BAND
-    if is_band:
-        parts = [arm]
-    else:
-        parts = [RunsOfArm(arm.name, [run]) for run in arm.runs]
-    for part in parts:
-        name = label if is_band or len(arm.runs) == 1 else _named_run(label, part.runs[0])
-        for edge, curve in over_runs(part, read, smooth).items():
-            yield Line(name, [*curve], [*curve.values()], look, edge)
+    if len(arm.runs) == 1 or len(arm.runs) >= FEWEST_FOR_BAND:
+        yield from _line_and_band(arm, read, label, look, smooth)
+        return
+    for run in arm.runs:
+        alone = RunsOfArm(arm.name, [run])
+        yield from _line_and_band(alone, read, _named_run(label, run), look, smooth)
+
+
+def _line_and_band(
+    arm: RunsOfArm, read: Read, label: str, look: int, smooth: int
+) -> Iterator[Line]:
+    """The median over all runs of an arm, and of several its quartiles."""
+    for edge, curve in over_runs(arm, read, smooth).items():
+        yield Line(label, list(curve), list(curve.values()), look, edge)
 
 
 def _named_run(label: str, run: Run) -> str:
     """The label of one run's line; legends have little room, so that none says a name twice."""
-    return run.name if run.name.startswith(label) else f"{label}, {run.name}"
+    if run.name.startswith(label):
+        return run.name
+    return f"{label}, {run.name}"
 
 
 def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
     """The chart that shows what a finding is about; the first one if none is of its own."""
-    shown = SHOWN.get(finding.topic.partition(" ")[0], "")
-    metric = next((name for name, limit in LIMITS.items() if limit.topic == finding.topic), shown)
-    # of other findings, the topic names the reward, and this one names metrics
-    text = f"{metric} {finding.what if finding.topic == 'no number' else finding.topic}"
-    about = [chart for chart in charts if chart.about in text or (metric and metric in chart.about)]
-    return max(about, key=lambda chart: len(chart.about), default=next(iter(charts), None))
+    metric = _metric_of(finding)
+    # A topic may name a reward. That of numbers which are none does not, and its message does.
+    subject = finding.what if finding.topic == "no number" else finding.topic
+    text = f"{metric} {subject}"
+    candidates = []
+    for chart in charts:
+        is_named = chart.about in text
+        is_of_metric = metric != "" and metric in chart.about
+        if is_named or is_of_metric:
+            candidates.append(chart)
+    if candidates:
+        # The longest name: a text with `correct (a)` has `correct` too.
+        return max(candidates, key=lambda chart: len(chart.about))
+    return charts[0] if charts else None
+
+
+def _metric_of(finding: Finding) -> str:
+    """The metric, or the kind of chart, of a finding's topic; "" where it has none."""
+    for name, limit in LIMITS.items():
+        if limit.topic == finding.topic:
+            return name
+    first_word = finding.topic.partition(" ")[0]
+    return SHOWN.get(first_word, "")
 
 
 def as_data(charts: Sequence[Chart], end: int) -> list[Mapping[str, Any]]:
@@ -230,33 +294,50 @@ def as_data(charts: Sequence[Chart], end: int) -> list[Mapping[str, Any]]:
     Args:
         end: the step of which legends have the numbers, until somebody points at another one.
     """
-    return [
-        {
-            **{name: getattr(chart, name) for name in ("id", "title", "unit", "axis")},
-            "end": end,
-            "lines": [_line_data(line) for line in chart.lines],
-        }
-        for chart in charts
-    ]
+    data: list[Mapping[str, Any]] = []
+    for chart in charts:
+        data.append(
+            {
+                "id": chart.id,
+                "title": chart.title,
+                "unit": chart.unit,
+                "axis": chart.axis,
+                "end": end,
+                "lines": [_line_data(line) for line in chart.lines],
+            }
+        )
+    return data
 
 
 def _line_data(line: Line) -> dict[str, Any]:
     kept = thinned(line.values, POINTS)
-    values = [line.values[i] for i in kept]
     return {
-        **{name: getattr(line, name) for name in ("label", "look", "kind")},
-        "x": [line.steps[i] for i in kept],
-        "y": [float(f"{y:.{DIGITS}g}") if math.isfinite(y) else None for y in values],
+        "label": line.label,
+        "look": line.look,
+        "kind": line.kind,
+        "x": [line.steps[place] for place in kept],
+        "y": [_rounded(line.values[place]) for place in kept],
     }
+
+
+def _rounded(value: float) -> float | None:
+    """The value with `DIGITS` digits, or None for a gap, which JSON has no number for."""
+    if not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")
 
 
 def thinned(values: Sequence[float], most: int) -> list[int]:
     """The places of at most `most` values: both ends, and of each stretch its extremes."""
     if len(values) <= most:
-        return [*range(len(values))]
+        return list(range(len(values)))
     of_line = np.array(values, dtype=float)
-    low, high = np.nan_to_num(of_line, nan=np.inf), np.nan_to_num(of_line, nan=-np.inf)
+    # A gap is neither the lowest nor the highest value.
+    low = np.nan_to_num(of_line, nan=np.inf)
+    high = np.nan_to_num(of_line, nan=-np.inf)
     kept = {0, len(values) - 1}
-    for places in np.array_split(np.arange(len(values)), (most - 2) // 2):
-        kept |= {int(places[low[places].argmin()]), int(places[high[places].argmax()])}
+    # Each stretch gives two places, beside the two ends.
+    for stretch in np.array_split(np.arange(len(values)), (most - 2) // 2):
+        kept.add(int(stretch[low[stretch].argmin()]))
+        kept.add(int(stretch[high[stretch].argmax()]))
     return sorted(kept)
