@@ -96,13 +96,17 @@ def build_page(
     """
     arms = read_arms(sources, configs, rollouts, scorer, arm_of)
     members = [run for arm in arms for run in arm.runs]
+    if len(members) == 1:
+        title = members[0].name
+    else:
+        title = ", ".join(arm.name for arm in arms)
     page_sections = sections(arms)
-    remarks = all_remarks(members, [one for section in page_sections for one in section.charts])
+    remarks_of_runs = all_remarks(members, _charts_of(page_sections))
     compared, stopped = without_stopped(arms)
-    remarks = [*map(Remark, stopped.values()), *remarks]
-    tables = results(compared), table_of_differences(compared), differences(arms)
+    remarks = [Remark(text) for text in stopped.values()] + remarks_of_runs
+    tables = (results(compared), table_of_differences(compared), differences(arms))
     return Page(
-        title=members[0].name if len(members) == 1 else ", ".join(arm.name for arm in arms),
+        title=title,
         headline=headline(remarks, members),
         arms=arms,
         remarks=remarks,
@@ -113,6 +117,13 @@ def build_page(
         replay_line=_replay_line(members),
         end=last_common_step(compared),
     )
+
+
+def _charts_of(page_sections: Sequence[Section]) -> list[Chart]:
+    charts: list[Chart] = []
+    for section in page_sections:
+        charts += section.charts
+    return charts
 
 
 def _replay_line(members: Sequence[Run]) -> str:
@@ -130,38 +141,42 @@ def _replay_line(members: Sequence[Run]) -> str:
 
 def all_remarks(members: Sequence[Run], charts: Sequence[Chart]) -> list[Remark]:
     """What is said of the runs; what is over comes last."""
-    remarks = [
-        remark
-        for run in members
-        for remark in _of_run(run, charts, f"{run.name}: " if members[1:] else "")
-    ]
+    remarks: list[Remark] = []
+    for run in members:
+        who = f"{run.name}: " if len(members) > 1 else ""
+        remarks += _of_run(run, charts, who)
     return sorted(remarks, key=lambda remark: remark.is_over)
 
 
 def _of_run(run: Run, charts: Sequence[Chart], who: str) -> Iterator[Remark]:
+    """What is said of one run; each remark begins with `who`."""
     starts: list[RecordedStart] = []
     if run.folder.is_dir():
         try:
             starts = starts_of(run.folder)
-        except ValueError as error:  # a manifest is damaged, and the metrics are not
+        except ValueError as error:
+            # A manifest is damaged. The metrics are not, so the page is written all the same.
             yield Remark(f"{who}{error}")
     if starts and starts[-1].end.get("exit_code"):
         why = starts[-1].end.get("why")
         yield Remark(f"{who}the training stopped at step {run.last_step}: {why}")
     for finding in findings(run.metrics):
         chart = chart_of(finding, charts)
-        place = (chart.id if chart else "", finding.first, finding.last, finding.is_over)
-        yield Remark(who + finding.what, finding.advice, *place)
+        yield Remark(
+            text=who + finding.what,
+            advice=finding.advice,
+            chart=chart.id if chart else "",
+            first=finding.first,
+            last=finding.last,
+            is_over=finding.is_over,
+        )
 
 
 def headline(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
     """How many problems were found, and in what they were looked for."""
     steps = _steps_of(members)
     if remarks:
-        over = sum(remark.is_over for remark in remarks)
-        count = "1 problem" if len(remarks) == 1 else f"{len(remarks)} problems"
-        of_them = f", of which {over} {'is' if over == 1 else 'are'} over" if over else ""
-        return f"{count} found in {steps}{of_them}"
+        return _count_problems(remarks, steps)
     text = f"No problem found in {steps}"
     if min(map(_count_steps, members)) < ENOUGH:
         text += f"; most rules need {ENOUGH}"
@@ -171,13 +186,26 @@ def headline(remarks: Sequence[Remark], members: Sequence[Run]) -> str:
     return text
 
 
+def _count_problems(remarks: Sequence[Remark], steps: str) -> str:
+    count = "1 problem" if len(remarks) == 1 else f"{len(remarks)} problems"
+    text = f"{count} found in {steps}"
+    over = sum(remark.is_over for remark in remarks)
+    if over == 1:
+        text += ", of which 1 is over"
+    elif over > 1:
+        text += f", of which {over} are over"
+    return text
+
+
 def _steps_of(members: Sequence[Run]) -> str:
     """How many steps there are, as in "60 steps" or "2 runs of 10 to 11 steps"."""
     fewest = min(map(_count_steps, members))
     most = max(map(_count_steps, members))
     text = f"{fewest} to {most}" if fewest < most else str(most)
     text += " step" if most == 1 else " steps"
-    return text if len(members) == 1 else f"{len(members)} runs of {text}"
+    if len(members) == 1:
+        return text
+    return f"{len(members)} runs of {text}"
 
 
 def _count_steps(run: Run) -> int:
@@ -186,7 +214,7 @@ def _count_steps(run: Run) -> int:
 
 def _advice(run: Run) -> Description:
     settings = settings_of(run)
-    steps = [read_step(file, run, settings)[1] for file in run.dumps()[:FIRST_STEPS]]
+    steps = [read_step(file, run, settings).rewards for file in run.dumps()[:FIRST_STEPS]]
     return describe(Evidence(steps, settings), run.config)
 
 
@@ -201,6 +229,26 @@ def _or_why(make: Callable[[Run], T], run: Run) -> T | str:
 def write(page: Page, out: Path) -> Path:
     """Write `out/index.html`, and return its path."""
     out.mkdir(parents=True, exist_ok=True)
+    template = _environment().from_string(_file("page.html.jinja"))
+    script = _file("uplot/uPlot.iife.min.js") + "\n" + _file("page.js")
+    style = _file("uplot/uPlot.min.css") + "\n" + _looks() + "\n" + _file("page.css")
+    text = template.render(
+        page=page,
+        data=as_data(_charts_of(page.sections), page.end),
+        script=Markup(script),
+        sum=_sum_of(script),
+        style=Markup(style),
+        version=__version__,
+        advice=Wording(title=TITLE, caption=CAPTION, header=HEADER, legend=LEGEND, weights=WEIGHTS),
+    )
+    index = out / "index.html"
+    # A response may hold half a surrogate pair, which UTF-8 cannot write.
+    index.write_text(text, encoding="utf-8", errors="replace")
+    return index
+
+
+def _environment() -> Environment:
+    """What renders the template: texts are escaped, and a name that is not there raises."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -211,21 +259,16 @@ def write(page: Page, out: Path) -> Path:
         "start": response_start,
         "with_interval": with_interval,
     }
-    script = _file("uplot/uPlot.iife.min.js") + "\n" + _file("page.js")
-    text = environment.from_string(_file("page.html.jinja")).render(
-        page=page,
-        data=as_data([chart for section in page.sections for chart in section.charts], page.end),
-        script=Markup(script),
-        # nothing else runs, whatever a run's texts hold
-        sum=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        style=Markup("\n".join([_file("uplot/uPlot.min.css"), _looks(), _file("page.css")])),
-        version=__version__,
-        advice=Wording(TITLE, CAPTION, HEADER, LEGEND, WEIGHTS),
-    )
-    index = out / "index.html"
-    # a response may hold half a surrogate pair
-    index.write_text(text, encoding="utf-8", errors="replace")
-    return index
+    return environment
+
+
+def _sum_of(script: str) -> str:
+    """SHA-256 of the script, which the page's policy names.
+
+    So a browser runs nothing else, whatever a run's texts hold.
+    """
+    digest = hashlib.sha256(script.encode()).digest()
+    return base64.b64encode(digest).decode()
 
 
 def _looks() -> str:
@@ -250,15 +293,22 @@ def _file(name: str) -> str:
 def signed(value: float, digits: int = 2) -> str:
     """`+0.87`, and 0 without a sign."""
     rounded = round(value, digits)
-    return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"
+    if rounded == 0:
+        return f"{0:.{digits}f}"
+    return f"{rounded:+.{digits}f}"
 
 
 def prompt_end(text: str) -> str:
-    """Its end: before it there may be pages of tools."""
+    """The last `CHARACTERS` of a prompt: before them there may be pages of tools."""
     cut = len(text) - CHARACTERS
-    return f"[{cut} more characters before] {text[cut:]}" if cut > 0 else text
+    if cut <= 0:
+        return text
+    return f"[{cut} more characters before] {text[cut:]}"
 
 
 def response_start(text: str) -> str:
+    """The first `CHARACTERS` of a response."""
     cut = len(text) - CHARACTERS
-    return f"{text[:CHARACTERS]} [{cut} more characters]" if cut > 0 else text
+    if cut <= 0:
+        return text
+    return f"{text[:CHARACTERS]} [{cut} more characters]"
