@@ -6,6 +6,7 @@ seeds and folders.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import OmegaConf
@@ -43,12 +44,23 @@ FAR = 0.9  # of the way that most runs of an arm have gone
 LEFT_OUT = "the tables leave it out, and so speak well of an arm that fails more often"
 LONGEST_NAME = 40  # of a run, in characters: names may be hashes
 SMOOTHED_STEPS = 5
-# the last words of keys in which runs of one arm may differ: seeds, names, folders and ports
+# How the last part of a key ends in which runs of one arm may differ: seeds, names, folders, ports.
 OF_ONE_RUN = {
-    *("arm", "seed", "project_name", "experiment_name", "resume_mode", "resume_from_path"),
-    *("recipes", "dir", "save_path", "timeline_json_file", "port", "ports", "address"),
+    "arm",
+    "seed",
+    "project_name",
+    "experiment_name",
+    "resume_mode",
+    "resume_from_path",
+    "recipes",
+    "dir",
+    "save_path",
+    "timeline_json_file",
+    "port",
+    "ports",
+    "address",
 }
-# where a key of such a name may say what is trained
+# Below these, a key of such a name may say what is trained.
 OF_AN_ARM = ("data_dir", "algorithm.", "reward.reward_kwargs.", "reward.custom_reward_function.")
 
 
@@ -66,8 +78,12 @@ class Run:
     @property
     def name(self) -> str:
         name = self.label or self.folder.resolve().name
-        is_short, half = len(name) <= LONGEST_NAME, LONGEST_NAME // 2
-        return name if is_short else f"{name[: half - 1]}...{name[2 - half :]}"
+        if len(name) <= LONGEST_NAME:
+            return name
+        half = LONGEST_NAME // 2
+        beginning = name[: half - 1]
+        end = name[-(half - 2) :]
+        return f"{beginning}...{end}"
 
     @property
     def arm(self) -> str:
@@ -101,7 +117,8 @@ class Run:
     def settings(self) -> Mapping[str, str]:
         """{dotted key: value as text} of what is trained; interpolations are not resolved."""
         if self.config is None:
-            return {"run": str(self.folder)}  # a name alone says nothing of what was trained
+            # A name alone says nothing of what was trained, so that no two runs are one arm.
+            return {"run": str(self.folder)}
         [flat] = pd.json_normalize(OmegaConf.to_container(self.config)).to_dict("records")
         return {str(key): str(value) for key, value in flat.items() if not is_of_one_run(str(key))}
 
@@ -118,7 +135,9 @@ class Run:
 
     def setting(self, key: str) -> Any:
         """A key of the configuration such as `data.seed`; None where there is none."""
-        return None if self.config is None else OmegaConf.select(self.config, key)
+        if self.config is None:
+            return None
+        return OmegaConf.select(self.config, key)
 
 
 @dataclass(frozen=True)
@@ -127,6 +146,13 @@ class RunsOfArm:
 
     name: str
     runs: Sequence[Run]
+
+
+class _ArmKey(NamedTuple):
+    """What the runs of an arm have in common."""
+
+    name: str
+    settings: frozenset[tuple[str, str]] | None  # None where a user chose the arm
 
 
 def is_of_one_run(key: str) -> bool:
@@ -144,15 +170,27 @@ def run_of(
     scorer: Scorer | None = None,
 ) -> Run:
     """A run with all that is known of it, also from its configuration; see `read_arms`."""
-    settings = logged.config if config is None else load_config(config)
-    if rollouts is not None:
-        dump_files(rollouts)  # raises if the user named a folder without dumps
-    elif logged.folder is not None and (logged.folder / "rollouts").is_dir():
-        rollouts = logged.folder / "rollouts"
-    elif settings is not None:
-        named = OmegaConf.select(settings, "trainer.rollout_data_dir")
-        rollouts = Path(named) if named and Path(named).is_dir() else None
+    settings = logged.config
+    if config is not None:
+        settings = load_config(config)
+    if rollouts is None:
+        rollouts = _rollouts_of(logged.folder, settings)
+    else:
+        # Raises if the user named a folder without dumps.
+        dump_files(rollouts)
     return Run(source, logged.metrics, settings, logged.name, rollouts, scorer)
+
+
+def _rollouts_of(folder: Path | None, settings: Any) -> Path | None:
+    """Return the folder of a run's dumps, in its own folder or as its configuration names it."""
+    if folder is not None and (folder / "rollouts").is_dir():
+        return folder / "rollouts"
+    if settings is None:
+        return None
+    named = OmegaConf.select(settings, "trainer.rollout_data_dir")
+    if named and Path(named).is_dir():
+        return Path(named)
+    return None
 
 
 def read_arms(
@@ -179,26 +217,36 @@ def read_arms(
             raise ValueError(f"{option}: expected once for each of {len(sources)} runs")
     if len({Path(source).resolve() for source in sources}) < len(sources):
         raise ValueError("a run is named twice; each run counts once")
-    groups: dict[tuple[str, Any], list[Run]] = {}
+    groups: dict[_ArmKey, list[Run]] = {}
+    # Without any --config or --rollouts, each run gets None.
     for source, config, folder in zip_longest(sources, configs, rollouts):
         run = run_of(read_logged(str(source)), Path(source), config, folder, scorer)
-        key = (run.arm, frozenset(run.settings.items()))
-        groups.setdefault((arm_of[source], None) if source in arm_of else key, []).append(run)
+        if source in arm_of:
+            key = _ArmKey(arm_of[source], None)
+        else:
+            key = _ArmKey(run.arm, frozenset(run.settings.items()))
+        groups.setdefault(key, []).append(run)
     return _named(groups)
 
 
-def _named(groups: Mapping[tuple[str, Any], Sequence[Run]]) -> list[RunsOfArm]:
+def _named(groups: Mapping[_ArmKey, Sequence[Run]]) -> list[RunsOfArm]:
     """The arms, with numbers where several have one name."""
-    # a run alone is better known by its own name, unless its arm was chosen
-    arms = [
-        (runs[0].name if settings and len(runs) == 1 and not runs[0].setting("arm") else arm, runs)
-        for (arm, settings), runs in groups.items()
-    ]
-    names = [name for name, _ in arms]
-    return [
-        RunsOfArm(name if names.count(name) == 1 else f"{name} {number}", runs)
-        for number, (name, runs) in enumerate(arms, start=1)
-    ]
+    arms = []
+    for key, runs in groups.items():
+        name = key.name
+        # A run alone is better known by its own name, unless its arm was chosen.
+        if key.settings and len(runs) == 1 and not runs[0].setting("arm"):
+            name = runs[0].name
+        arms.append(RunsOfArm(name, runs))
+
+    times = Counter(arm.name for arm in arms)
+    told_apart = []
+    for number, arm in enumerate(arms, start=1):
+        if times[arm.name] > 1:
+            told_apart.append(replace(arm, name=f"{arm.name} {number}"))
+        else:
+            told_apart.append(arm)
+    return told_apart
 
 
 def without_stopped(arms: Sequence[RunsOfArm]) -> tuple[list[RunsOfArm], dict[str, str]]:
@@ -207,13 +255,17 @@ def without_stopped(arms: Sequence[RunsOfArm]) -> tuple[list[RunsOfArm], dict[st
     At the last step of such a run the others had hardly trained, so no comparison would see what
     they came to. An arm that would have one run left keeps all.
     """
-    compared, remarks = [], {}
+    compared: list[RunsOfArm] = []
+    remarks: dict[str, str] = {}
     for arm in arms:
         usual = statistics.median_high(run.last_step for run in arm.runs)
         whole = [run for run in arm.runs if run.last_step >= FAR * usual]
-        has_enough = len(whole) >= FEWEST_RUNS
-        compared.append(replace(arm, runs=whole) if has_enough else arm)
-        then = LEFT_OUT if has_enough else "the tables compare the arms there"
+        if len(whole) >= FEWEST_RUNS:
+            compared.append(replace(arm, runs=whole))
+            then = LEFT_OUT
+        else:
+            compared.append(arm)
+            then = "the tables compare the arms there"
         for run in arm.runs:
             if run not in whole:
                 remarks[run.name] = (
@@ -233,12 +285,17 @@ def ends_apart(arms: Sequence[RunsOfArm]) -> str:
     """What to say of runs that end at different steps; "" where all end at one."""
     last = last_common_step(arms)
     later = any(run.last_step > last for arm in arms for run in arm.runs)
-    return f" up to step {last}, the last one that all runs have" if later else ""
+    if not later:
+        return ""
+    return f" up to step {last}, the last one that all runs have"
 
 
 def names(arms: Sequence[RunsOfArm], read: ReadEach) -> list[str]:
     """Every name that some run has, in the order of its first appearance."""
-    every = [name for arm in arms for run in arm.runs for name in read(run)]
+    every: list[str] = []
+    for arm in arms:
+        for run in arm.runs:
+            every.extend(read(run))
     return list(dict.fromkeys(every))
 
 
@@ -253,12 +310,23 @@ def over_runs(arm: RunsOfArm, read: Read, smooth: int = 1) -> dict[str, Curve]:
         {"": median, "low": quartile, "high": quartile}; a step without a number is NaN. It is empty
         if no run has the quantity.
     """
-    curves_of_runs = [trailing_mean(curve, smooth) for run in arm.runs if (curve := read(run))]
-    if len(curves_of_runs) < 2:
-        return {"": curves_of_runs[0]} if curves_of_runs else {}
+    curves_of_runs = []
+    for run in arm.runs:
+        curve = read(run)
+        if curve:
+            curves_of_runs.append(trailing_mean(curve, smooth))
+    if not curves_of_runs:
+        return {}
+    if len(curves_of_runs) == 1:
+        return {"": curves_of_runs[0]}
+
+    # A row for each step, and a column for each run.
     values = pd.concat([pd.Series(curve) for curve in curves_of_runs], axis=1).sort_index()
-    shares = {"": 0.5, "low": 0.25, "high": 0.75}
-    return {name: values.quantile(share, axis=1).to_dict() for name, share in shares.items()}
+    return {
+        "": values.quantile(0.5, axis=1).to_dict(),
+        "low": values.quantile(0.25, axis=1).to_dict(),
+        "high": values.quantile(0.75, axis=1).to_dict(),
+    }
 
 
 def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
@@ -268,4 +336,4 @@ def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
     """
     values = pd.Series(curve)
     means = values.rolling(window, min_periods=1).mean().where(values.notna())
-    return {step: mean for step, mean in means.items()}
+    return dict(means.items())
