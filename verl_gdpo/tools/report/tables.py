@@ -46,8 +46,8 @@ from verl_gdpo.tools.run_folder.folder import (
 
 Floats = npt.NDArray[np.float64]
 
-# of all intervals of a report together: five seeds an arm are few, so that 0.95 would miss a
-# difference of two standard deviations in more than two of ten reports of two rewards
+# Of all intervals of a report together. Five seeds an arm are few, so that 0.95 would miss a
+# difference of two standard deviations in more than two of ten reports of two rewards.
 CONFIDENCE = 0.93
 DRAWS = 20_000
 LAST_STEP = "last step"  # one of ENDS
@@ -72,23 +72,32 @@ def results(arms: Sequence[RunsOfArm]) -> Table:
     The numbers are those in the legends of the charts: the end is a mean of the last steps.
     """
     last = last_common_step(arms)
-    of_arms = [(arm, [_ends_of(run.metrics, last) for run in arm.runs]) for arm in arms]
+    ends_of_arms = []
+    for arm in arms:
+        ends_of_arms.append([_ends_of(run.metrics, last) for run in arm.runs])
     has_several = any(len(arm.runs) > 1 for arm in arms)
+
+    header = ["reward", "arm"]
+    if has_several:
+        header.append("runs")
+    for end in ENDS:
+        header.append(LAST_STEPS if end == LAST_STEP else end)
+
     rows = []
-    for name in dict.fromkeys([*names(arms, TRAINED), *names(arms, TESTED)]):
-        for arm, of_runs in of_arms:
-            labels = [name, arm.name]
+    for name in dict.fromkeys(names(arms, TRAINED) + names(arms, TESTED)):
+        for arm, ends_of_runs in zip(arms, ends_of_arms, strict=True):
+            row = [name, arm.name]
             if has_several:
-                labels.append(str(len(arm.runs)))
-            rows.append((*labels, *_cells([of_run.get(name, {}) for of_run in of_runs])))
+                row.append(str(len(arm.runs)))
+            row += _cells([ends_of_run.get(name, {}) for ends_of_run in ends_of_runs])
+            rows.append(tuple(row))
+
     caption = f"Mean reward{ends_apart(arms)}; higher is better"
     if any(len(arm.runs) >= FEWEST_FOR_BAND for arm in arms):
         caption += "; of five runs and more the median and, in brackets, the inter-quartile range"
     if len(arms) > 1 and any(len(arm.runs) == 1 for arm in arms):
         caption += "; an arm of one run may differ by chance"
-    columns = [LAST_STEPS if end == LAST_STEP else end for end in ENDS]
-    labels = ["reward", "arm", "runs"] if has_several else ["reward", "arm"]
-    return Table(caption, (*labels, *columns), rows, labels=2)
+    return Table(caption, tuple(header), rows, labels=2)
 
 
 def _ends_of(metrics: Metrics, last: int) -> dict[str, dict[str, EndValue]]:
@@ -106,21 +115,30 @@ def _ends_of(metrics: Metrics, last: int) -> dict[str, dict[str, EndValue]]:
     return values
 
 
-def _cells(of_runs: Sequence[Mapping[str, EndValue]]) -> list[str]:
-    return [_over_runs([rewards[end] for rewards in of_runs if end in rewards]) for end in ENDS]
+def _cells(ends_of_runs: Sequence[Mapping[str, EndValue]]) -> list[str]:
+    """A cell for each of `ENDS`, over the runs of an arm that have it."""
+    cells = []
+    for end in ENDS:
+        values = [ends_of_run[end] for ends_of_run in ends_of_runs if end in ends_of_run]
+        cells.append(_over_runs(values))
+    return cells
 
 
 def _over_runs(values: Sequence[EndValue]) -> str:
     """Each of a few runs, and the quartiles of more."""
+    if not values:
+        return NOTHING
     if len(values) < FEWEST_FOR_BAND:
-        return ", ".join(map(_end_as_text, values)) or NOTHING
+        return ", ".join(_end_as_text(value) for value in values)
     low, median, high = np.quantile([end.value for end in values], [0.25, 0.5, 0.75])
     return f"{as_text(median)} ({as_text(low)} to {as_text(high)})"
 
 
 def _end_as_text(end: EndValue) -> str:
-    place = "" if end.other_step is None else f" (step {end.other_step})"
-    return as_text(end.value) + place
+    text = as_text(end.value)
+    if end.other_step is not None:
+        text += f" (step {end.other_step})"
+    return text
 
 
 def as_text(value: float) -> str:
@@ -151,23 +169,35 @@ class Difference:
 
     @property
     def value(self) -> float:
-        return float(self.samples[0].mean() - sum(map(np.mean, self.samples[1:])))
+        if self.is_paired:
+            return float(self.samples[0].mean())
+        mine, theirs = self.samples
+        return float(mine.mean() - theirs.mean())
 
     @property
     def errors(self) -> Floats:
-        """What each run adds to the error of `value`."""
-        signs = (1, -1)
-        return np.concatenate(
-            [s * (x - x.mean()) / len(x) for s, x in zip(signs, self.samples, strict=False)]
-        )
+        """What each run, or pair of runs, adds to the error of `value`."""
+        errors = [(sample - sample.mean()) / len(sample) for sample in self.samples]
+        if not self.is_paired:
+            # `value` is the first mean less the second.
+            errors[1] = -errors[1]
+        return np.concatenate(errors)
 
     @cached_property
     def half(self) -> float:
         """Half of the width of the interval."""
-        parts = [float(np.var(x, ddof=1)) / len(x) for x in self.samples]
-        below = [p**2 / (len(x) - 1) for p, x in zip(parts, self.samples, strict=True)]
-        freedom = sum(parts) ** 2 / sum(below) if sum(below) else 1.0
-        return math.sqrt(sum(parts)) * float(stats.t.isf(self.risk / 2, freedom))
+        variance = 0.0  # of `value`
+        below = 0.0
+        for sample in self.samples:
+            variance_of_mean = float(np.var(sample, ddof=1)) / len(sample)
+            variance += variance_of_mean
+            below += variance_of_mean**2 / (len(sample) - 1)
+        # Welch and Satterthwaite; of one sample it is the number of pairs less 1. Runs that do not
+        # differ leave 0 / 0, and an interval of no width whatever the freedom is.
+        freedom = 1.0
+        if below != 0:
+            freedom = variance**2 / below
+        return math.sqrt(variance) * float(stats.t.isf(self.risk / 2, freedom))
 
     @property
     def low(self) -> float:
@@ -189,33 +219,56 @@ def differences_of_arms(arms: Sequence[RunsOfArm]) -> list[Difference]:
         return []
     main = next((arm for arm in several if arm.name == MAIN_ARM), several[0])
     last = last_common_step(arms)
-    differences = [
-        Difference(name, main.name, other.name, _samples(main, other, values, others))
-        for other in several
-        if other is not main
-        for name, read in _rewards(arms)
-        if (steps := _common_steps([*main.runs, *other.runs], read, name, last))
-        and (values := _ends(main, read, name, steps))
-        and (others := _ends(other, read, name, steps))
-    ]
-    risks = _risks(differences)
-    return [replace(each, risk=risk) for each, risk in zip(differences, risks, strict=True)]
+    rewards = _rewards(arms)
+    differences = []
+    for other in several:
+        if other is main:
+            continue
+        for name, read in rewards:
+            difference = _difference(main, other, name, read, last)
+            if difference is not None:
+                differences.append(difference)
+    return _with_risks(differences)
 
 
-def _risks(differences: Sequence[Difference]) -> list[float]:
-    """The chance to err that each comparison may have, for 1 - `CONFIDENCE` in all together."""
-    families: dict[str, list[int]] = {}  # compared over the same runs
-    for number, difference in enumerate(differences):
-        families.setdefault("" if difference.is_paired else difference.other, []).append(number)
-    risks = [math.nan] * len(differences)
-    for members in families.values():
-        errors_NK = np.stack([differences[number].errors for number in members], axis=1)
-        fewest = min(len(x) for number in members for x in differences[number].samples)
+def _difference(
+    arm: RunsOfArm, other: RunsOfArm, name: str, read: ReadEach, last: int
+) -> Difference | None:
+    """The difference of two arms in one reward, without its risk; None where a run lacks it."""
+    steps = _common_steps([*arm.runs, *other.runs], read, name, last)
+    if not steps:
+        return None
+    values = _ends(arm, read, name, steps)
+    others = _ends(other, read, name, steps)
+    if not values or not others:
+        return None
+    return Difference(name, arm.name, other.name, _samples(arm, other, values, others))
+
+
+def _with_risks(differences: Sequence[Difference]) -> list[Difference]:
+    """The comparisons with the chance to err that each may have, in the same order.
+
+    Together they err with 1 - `CONFIDENCE`.
+    """
+    # Comparisons over the same runs are a family, whose errors correlate. Those in pairs are one.
+    families: dict[str, list[Difference]] = {}
+    for difference in differences:
+        families.setdefault(_family_of(difference), []).append(difference)
+
+    risk_of: dict[str, float] = {}  # of each comparison of a family
+    for family, members in families.items():
         risk = (1 - CONFIDENCE) * len(members) / len(differences)
-        each = risk_of_each(errors_NK, risk) if fewest >= FEWEST_FOR_BAND else risk / len(members)
-        for number in members:
-            risks[number] = each
-    return risks
+        fewest = min(len(sample) for member in members for sample in member.samples)
+        if fewest >= FEWEST_FOR_BAND:
+            errors_NK = np.stack([member.errors for member in members], axis=1)
+            risk_of[family] = risk_of_each(errors_NK, risk)
+        else:
+            risk_of[family] = risk / len(members)
+    return [replace(each, risk=risk_of[_family_of(each)]) for each in differences]
+
+
+def _family_of(difference: Difference) -> str:
+    return "" if difference.is_paired else difference.other
 
 
 def risk_of_each(errors_NK: Floats, risk: float) -> float:
@@ -226,8 +279,10 @@ def risk_of_each(errors_NK: Floats, risk: float) -> float:
     """
     N, K = errors_NK.shape
     lengths_K = np.linalg.norm(errors_NK, axis=0)
-    # t is sqrt(N - 1) / tan of the angle between the errors and a direction drawn at random
-    cosines = np.abs(_directions(N) @ (errors_NK / np.where(lengths_K > 0, lengths_K, 1.0)))
+    # A comparison without any error has no direction, and stays 0.
+    unit_NK = errors_NK / np.where(lengths_K > 0, lengths_K, 1.0)
+    # t is sqrt(N - 1) / tan of the angle between the errors and a direction drawn at random.
+    cosines = np.abs(_directions(N) @ unit_NK)
     cosine = float(np.quantile(cosines.max(axis=1), 1 - risk))
     t = math.sqrt((N - 1) / (1 - cosine**2)) * cosine
     return float(np.clip(2 * stats.t.sf(t, N - 1), risk / K, risk))
@@ -235,6 +290,7 @@ def risk_of_each(errors_NK: Floats, risk: float) -> float:
 
 @cache
 def _directions(N: int) -> Floats:
+    """`DRAWS` unit vectors in the space of N runs, in directions that are all as likely."""
     drawn = np.random.default_rng(0).standard_normal((DRAWS, N))
     result: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     return result
@@ -245,64 +301,82 @@ def table_of_differences(arms: Sequence[RunsOfArm]) -> Table | None:
     differences = differences_of_arms(arms)
     if not differences:
         return None
-    rows = [
-        (
-            difference.reward,
-            f"{difference.arm} less {difference.other}",
-            f"{difference.value:+.3f}",
-            f"{difference.low:+.3f} to {difference.high:+.3f}",
-            "paired by seed" if difference.is_paired else "independent",
-            "a difference" if difference.is_claimed else "may be chance",
-        )
-        for difference in differences
-    ]
     caption = (
         f"Differences at the end, with intervals that hold for all {len(differences)} together in "
         f"{CONFIDENCE:.0%} of reports. They are of the last validation, or without one of the mean "
         f"of the last {SMOOTHED_STEPS} steps{ends_apart(arms)}"
     )
     header = ("reward", "arms", "difference", "interval", "runs are", "which is")
+    rows = [_row_of(difference) for difference in differences]
     return Table(caption, header, rows, labels=2)
+
+
+def _row_of(difference: Difference) -> tuple[str, ...]:
+    return (
+        difference.reward,
+        f"{difference.arm} less {difference.other}",
+        f"{difference.value:+.3f}",
+        f"{difference.low:+.3f} to {difference.high:+.3f}",
+        "paired by seed" if difference.is_paired else "independent",
+        "a difference" if difference.is_claimed else "may be chance",
+    )
 
 
 def _rewards(arms: Sequence[RunsOfArm]) -> list[tuple[str, ReadEach]]:
     """Each reward with what is read of it: validation where there is one."""
-    measured = names(arms, TESTED)
-    trained = [name for name in names(arms, TRAINED) if name not in measured]
-    return [
-        *((name, TESTED) for name in measured),
-        *((name, TRAINED) for name in trained),
-    ]
+    tested = names(arms, TESTED)
+    rewards = [(name, TESTED) for name in tested]
+    for name in names(arms, TRAINED):
+        if name not in tested:
+            rewards.append((name, TRAINED))
+    return rewards
 
 
 def _common_steps(runs: Sequence[Run], read: ReadEach, name: str, last: int) -> list[int]:
     """The last steps that all the runs have a value of, so that none is compared later."""
-    of_each = [{s for s in read(run).get(name, {}) if 0 < s <= last} for run in runs]
-    steps = sorted(set.intersection(*of_each))
-    return steps[-(1 if read is TESTED else SMOOTHED_STEPS) :]
+    steps_of_runs = []
+    for run in runs:
+        curve = read(run).get(name, {})
+        steps_of_runs.append({step for step in curve if 0 < step <= last})
+    steps = sorted(set.intersection(*steps_of_runs))
+    # A validation is of many samples, and a step of training of few.
+    count = 1 if read is TESTED else SMOOTHED_STEPS
+    return steps[-count:]
 
 
 def _ends(arm: RunsOfArm, read: ReadEach, name: str, steps: Sequence[int]) -> list[float]:
     """One number of each run; none if a run has no such number."""
-    curves = [read(run)[name] for run in arm.runs]
-    means = [statistics.fmean(curve[step] for step in steps) for curve in curves]
-    return [] if any(map(math.isnan, means)) else means
+    means = []
+    for run in arm.runs:
+        curve = read(run)[name]
+        means.append(statistics.fmean(curve[step] for step in steps))
+    if any(math.isnan(mean) for mean in means):
+        return []
+    return means
 
 
 def _samples(
     arm: RunsOfArm, other: RunsOfArm, values: Sequence[float], others: Sequence[float]
 ) -> list[Floats]:
-    """The differences of runs with the same seed and rows if all have such a partner."""
-    mine, theirs = np.array(values), np.array(others)
-    number_of = {_rows_of(run): number for number, run in enumerate(other.runs)}
+    """The differences of runs with the same seed and rows if all have such a partner.
+
+    Args:
+        values, others: one number of each run of `arm` and of `other`, in their order.
+    """
+    mine = np.array(values)
+    theirs = np.array(others)
     rows = [_rows_of(run) for run in arm.runs]
-    are_pairs = {*rows} == {*number_of} and len(rows) == len({*rows}) == len(other.runs)
+    other_rows = [_rows_of(run) for run in other.runs]
+    has_twice = len(set(rows)) < len(rows) or len(set(other_rows)) < len(other_rows)
+    are_pairs = set(rows) == set(other_rows) and not has_twice
     if not are_pairs or any(run.setting("data.seed") is None for run in arm.runs):
         return [mine, theirs]
-    return [mine - theirs[[number_of[key] for key in rows]]]
+    partners = [other_rows.index(rows_of_run) for rows_of_run in rows]
+    return [mine - theirs[partners]]
 
 
 def _rows_of(run: Run) -> tuple[str, ...]:
+    """What decides which rows a run trains on, and in which order."""
     return tuple(str(run.setting(key)) for key in ("data.seed", *SAME_ROWS))
 
 
@@ -311,9 +385,18 @@ def differences(arms: Sequence[RunsOfArm]) -> Table | None:
 
     Seeds, names, folders and ports are no difference.
     """
-    settings = [arm.runs[0].settings for arm in arms if arm.runs[0].config]
-    keys = sorted({key for of_run in settings for key in of_run})
-    values = {key: [of_run.get(key, "not there") for of_run in settings] for key in keys}
-    rows = [(key, *of_key) for key, of_key in values.items() if len({*of_key}) > 1]
-    header = ("key", *(arm.name for arm in arms if arm.runs[0].config))
-    return Table("Where the configurations differ", header, rows, len(header)) if rows else None
+    configured = [arm for arm in arms if arm.runs[0].config]
+    settings_of_arms = [arm.runs[0].settings for arm in configured]
+    keys: set[str] = set()
+    for settings in settings_of_arms:
+        keys.update(settings)
+
+    rows = []
+    for key in sorted(keys):
+        values = [settings.get(key, "not there") for settings in settings_of_arms]
+        if len(set(values)) > 1:
+            rows.append((key, *values))
+    if not rows:
+        return None
+    header = ("key", *(arm.name for arm in configured))
+    return Table("Where the configurations differ", header, rows, len(header))
