@@ -403,6 +403,9 @@ def test_arms_of_one_name_are_told_apart(tmp_path):
     ]
     assert [arm.name for arm in read_arms(runs)] == ["exp 1", "exp 2"]
     assert [arm.name for arm in read_arms(runs, arm_of={runs[0]: "exp"})] == ["exp 1", "exp 2"]
+    other = make_run(tmp_path / "other", steps=3, configuration=False)
+    arms = read_arms([*runs, other], arm_of={other: "exp 1"})
+    assert [arm.name for arm in arms] == ["exp 2", "exp 3", "exp 1"]
 
 
 def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):

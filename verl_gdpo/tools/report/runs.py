@@ -240,10 +240,16 @@ def _named(groups: Mapping[_ArmKey, Sequence[Run]]) -> list[RunsOfArm]:
         arms.append(RunsOfArm(name, runs))
 
     times = Counter(arm.name for arm in arms)
+    taken = set(times)
     told_apart = []
     for number, arm in enumerate(arms, start=1):
         if times[arm.name] > 1:
-            told_apart.append(replace(arm, name=f"{arm.name} {number}"))
+            name = f"{arm.name} {number}"
+            while name in taken:
+                number += 1
+                name = f"{arm.name} {number}"
+            taken.add(name)
+            told_apart.append(replace(arm, name=name))
         else:
             told_apart.append(arm)
     return told_apart
