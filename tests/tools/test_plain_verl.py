@@ -121,6 +121,7 @@ def test_a_scorers_file_is_a_module(plain, tmp_path, capsys):
     ("scorer", "more", "message"),
     [
         (None, [], "dumps/1.jsonl: one summed score .*--scorer FILE.py:FUNCTION"),
+        ("", [], "dumps/1.jsonl: one summed score"),
         ("nothing", [], "--scorer nothing: expected FILE.py:FUNCTION .*gsm8k"),
         ("nowhere.py:f", [], "nowhere.py: no such file"),
         ("my_rewards.py:f", [], r"no function 'f'; my_rewards.py has .*'compute_score'"),

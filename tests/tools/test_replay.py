@@ -483,6 +483,7 @@ def test_replay_refuses_what_training_refuses(tmp_path, capsys):
         (["algorithm.adv_estimator=GRPO"], "gdpo and grpo"),
         (["--arm", "grpo", "++algorithm.gdpo.batch_norm=none"], "verl's grpo does not read it"),
         (["--steps", "7:"], "--steps: no dump of these in"),
+        (["--steps", "2:1"], "--steps: no dump of these in"),
     ],
 )
 def test_what_cannot_be_replayed_is_said_in_one_line(tmp_path, capsys, arguments, message):

@@ -17,7 +17,13 @@ from verl_gdpo.algorithm.zero import SAME_STD
 from verl_gdpo.terminal import printable, render, shorten, width_of
 from verl_gdpo.tools.advice import TITLE, Evidence, describe
 from verl_gdpo.tools.replay.arms import OF_A_REWARD, Arm, key_of, read_run, shown_arms
-from verl_gdpo.tools.replay.comparison import OF_SCORE, Group, Replay, StepReport
+from verl_gdpo.tools.replay.comparison import (
+    OF_SCORE,
+    Group,
+    Replay,
+    StepAdvantages,
+    StepReport,
+)
 from verl_gdpo.tools.run_folder.dump_reader import (
     HOW,
     SUMMED,
@@ -92,35 +98,67 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def step_range(text: str) -> range:
+    """Return the steps that `FIRST:LAST` stands for, with both; a missing one sets no limit.
+
+    >>> step_range("7:9"), step_range("7")
+    (range(7, 10), range(7, 8))
+
+    Raises:
+        ValueError: FIRST or LAST is no whole number.
+    """
     first, colon, last = text.partition(":")
-    return range(int(first or 0), 1 + (int(last or sys.maxsize - 1) if colon else int(first)))
+    if not colon:
+        return range(int(first), int(first) + 1)
+    start = int(first) if first else 0
+    end = int(last) + 1 if last else sys.maxsize
+    return range(start, end)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    scorer = arguments.scorer and Scorer.of(arguments.scorer, arguments.data_source)
-    steps = arguments.steps or range(sys.maxsize)
-    files, unfinished = dump_files(arguments.folder)
-    files = [file for file in files if int(file.stem) in steps]
+    """Replay a dump, print what differs, and return the exit code."""
+    scorer = None
+    if arguments.scorer:
+        scorer = Scorer.of(arguments.scorer, arguments.data_source)
+    steps = arguments.steps
+    if steps is None:
+        steps = range(sys.maxsize)
+    complete, incomplete = dump_files(arguments.folder)
+    files = [file for file in complete if int(file.stem) in steps]
+    left_out = [file for file in incomplete if int(file.stem) in steps]
     if not files:
         raise ValueError(f"--steps: no dump of these in {arguments.folder}")
+
     path = arguments.config or config_of_run(arguments.folder)
-    if scorer is None and not has_rewards(files[0]):
+    is_ours = has_rewards(files[0])
+    if scorer is None and not is_ours:
         raise ValueError(f"{files[0]}: {SUMMED}")
-    own = _own(path, files, scorer, "gdpo" if has_rewards(files[0]) else "grpo")
-    if scorer is None and any(key_of(each).startswith(OF_A_REWARD) for each in arguments.overrides):
+    own = _own(path, files, scorer, "gdpo" if is_ours else "grpo")
+    is_about_a_reward = any(key_of(each).startswith(OF_A_REWARD) for each in arguments.overrides)
+    if scorer is None and is_about_a_reward:
         own = replace(own, dumped=dumped_rewards(files[0]))
+
     alternatives = choose(own, arguments.arm, arguments.overrides)
     replay = Replay(own, alternatives, arguments.top, scorer).read(files)
-    is_reproduced = _print(replay, path, [dump for dump in unfinished if int(dump.stem) in steps])
+    is_reproduced = _print(replay, path, left_out)
     return 0 if is_reproduced else 1
 
 
 def _own(path: Path | None, files: Sequence[Path], scorer: Scorer | None, estimator: str) -> Arm:
-    """The run's own settings; bounds are those of its scorers, not of another one."""
+    """Return the run's own settings.
+
+    Args:
+        path: the file with the run's configuration; None if there is none.
+        files: the dumps that are replayed.
+        scorer: whose rewards replace those of the dump.
+        estimator: the one of a run without a configuration.
+    """
     if path is None:
         return Arm("run", {"adv_estimator": estimator}, {})
     own = read_run(path, data_sources(files))
-    return replace(own, declared={}) if scorer else own
+    if scorer is not None:
+        # The bounds that the run's scorers declare are not those of another scorer.
+        return replace(own, declared={})
+    return own
 
 
 def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm]:
@@ -131,22 +169,29 @@ def choose(own: Arm, names: Sequence[str], overrides: Sequence[str]) -> list[Arm
     """
     if overrides and not names:
         return [own.changed("changed", overrides)]
-    default = {"gdpo": ["grpo"], "grpo": ["gdpo"]}.get(own.estimator, ["gdpo", "grpo"])
-    arms = [own.as_arm(name) for name in names or default]
-    return [arm.changed(arm.name, overrides) if overrides else arm for arm in arms]
+    if not names:
+        default = {"gdpo": ["grpo"], "grpo": ["gdpo"]}
+        names = default.get(own.estimator, ["gdpo", "grpo"])
+    arms = [own.as_arm(name) for name in names]
+    if overrides:
+        return [arm.changed(arm.name, overrides) for arm in arms]
+    return arms
 
 
 def _print(replay: Replay, path: Path | None, left_out: Sequence[Path]) -> bool:
     """Print all of it; return whether the run's settings reproduce the logged advantages."""
-    samples = sum(len(step.columns[replay.reference].A_B) for step in replay.steps)
+    samples = sum(step.sample_count for step in replay.steps)
     source = f"the run's settings are in {path}"
     if path is None:
         source = "no configuration of the run was found, so the defaults are used"
-    steps = "1 step" if len(replay.steps) == 1 else f"{len(replay.steps)} steps"
+    steps = f"{len(replay.steps)} steps"
+    if len(replay.steps) == 1:
+        steps = "1 step"
     print(f"{steps}, {samples:,} samples; {source}")
     for dump in left_out:
         print(f"Step {dump.stem} is left out, because {dump} has no end: {WRITING}.")
-    for arm in (replay.own, *replay.alternatives):
+    print(f"{replay.own.name}: {printable(str(replay.own))}")
+    for arm in replay.alternatives:
         print(f"{arm.name}: {printable(str(arm))}")
     is_reproduced, sentence = _reproduced(replay)
     print(printable(sentence))
@@ -168,11 +213,13 @@ def _print(replay: Replay, path: Path | None, left_out: Sequence[Path]) -> bool:
 
 def _reproduced(replay: Replay) -> tuple[bool, str]:
     """Return whether the run's settings reproduce the logged advantages, and a sentence on it."""
-    worst, estimator = replay.worst, replay.own.estimator
+    worst = replay.worst
     if replay.reference == OF_SCORE:
         return True, "The dump has no advantages: compared with verl's grpo on the dumped score."
     if worst is None:
-        why = "--scorer has other rewards" if replay.scorer else f"adv_estimator={estimator}"
+        why = f"adv_estimator={replay.own.estimator}"
+        if replay.scorer:
+            why = "--scorer has other rewards"
         return True, f"The logged advantages are not recomputed ({why}), but taken as they are."
     text = f"largest |difference| {worst.difference:.2g} over {replay.row_count:,} rows"
     if worst.part <= 1:
@@ -186,55 +233,93 @@ def _reproduced(replay: Replay) -> tuple[bool, str]:
 
 
 def group_table(group: Group, width: int) -> str:
-    """Return a table of a group's rewards, advantages and beginnings of responses."""
-    names = list(dict.fromkeys(name for row in group.rows for name in row["rewards"]))
-    header = ["#", *names, *group.advantages, "response"]
-    rows = []
+    """Return a table of a group's rewards, advantages and beginnings of responses.
+
+    Args:
+        width: of the terminal, in characters; responses fill what is left of it.
+    """
+    names: dict[str, None] = {}
+    for row in group.rows:
+        names.update(dict.fromkeys(row["rewards"]))
+    header = ["#"]
+    header.extend(names)
+    header.extend(group.advantages)
+    header.append("response")
+    lines = []
     for i, row in enumerate(group.rows):
-        rewards = [_value(row["rewards"].get(name)) for name in names]
-        # + 0.0 makes -0.0 positive
-        advantages = [f"{round(of[i], 3) + 0.0:.3f}" for of in group.advantages.values()]
-        rows.append([str(i), *rewards, *advantages, ""])
-    left = width - width_of(render(header, rows).splitlines()[1]) + len("response")
-    for row, line in zip(group.rows, rows, strict=True):
+        line = [str(i)]
+        for name in names:
+            line.append(_value(row["rewards"].get(name)))
+        for advantages in group.advantages.values():
+            # + 0.0 makes -0.0 positive
+            line.append(f"{round(advantages[i], 3) + 0.0:.3f}")
+        line.append("")
+        lines.append(line)
+
+    # Only a table without responses says how much room it leaves for them.
+    ruler = render(header, lines).splitlines()[1]
+    left = width - width_of(ruler) + len("response")
+    for row, line in zip(group.rows, lines, strict=True):
         line[-1] = shorten(str(row.get("output", "")), max(left, MIN_RESPONSE))
     distances = ", ".join(f"{name} {value:.2f}" for name, value in group.distance.items())
     title = f"step {group.step}, group {printable(group.id)}; distance: {distances}"
-    return f"{title}\n{render(header, rows, left=(len(header) - 1,))}"
+    return f"{title}\n{render(header, lines, left=(len(header) - 1,))}"
 
 
 def _value(value: object) -> str:
     if isinstance(value, int | float):
         return f"{value:.3g}"
-    return "-" if value is None else str(value)
+    if value is None:
+        return "-"
+    return str(value)
 
 
 def step_table(steps: Sequence[StepReport], name: str) -> str:
     """Return a table of `name` against the reference; the last line is for all steps."""
     parts = np.array_split(np.arange(len(steps)), min(len(steps), LINES))
-    rows = [_step_row([steps[i] for i in part], name) for part in parts]
+    rows = []
+    for part in parts:
+        joined = [steps[i] for i in part]
+        rows.append(_step_row(_numbers_of(joined), joined, name))
     if len(steps) > 1:
-        rows.append(["all", *_step_row(steps, name)[1:]])
+        rows.append(_step_row("all", steps, name))
     return render(HEADER, rows)
 
 
-def _step_row(steps: Sequence[StepReport], name: str) -> list[str]:
-    """Return a table row with the means over the steps, weighted by their samples."""
-    pairs = [(next(iter(step.columns.values())), step.columns[name]) for step in steps]
-    sizes = [len(reference.A_B) for reference, _ in pairs]
+def _numbers_of(steps: Sequence[StepReport]) -> str:
+    """Return the number of a step, or the first and the last one of several."""
+    first, last = steps[0].number, steps[-1].number
+    if first == last:
+        return str(first)
+    return f"{first}-{last}"
 
-    def both(attribute: str, show: Callable[[float], str]) -> str:
-        sides = ([getattr(pair[i], attribute) for pair in pairs] for i in (0, 1))
-        return " | ".join(_mean(values, sizes, show) for values in sides)
+
+def _step_row(title: str, steps: Sequence[StepReport], name: str) -> list[str]:
+    """Return a table row with the means over the steps, weighted by their samples."""
+    sizes = [step.sample_count for step in steps]
+    references = [step.reference for step in steps]
+    others = [step.columns[name] for step in steps]
+    correlations = []
+    distances = []
+    for reference, other in zip(references, others, strict=True):
+        correlations.append(reference.correlation(other))
+        distances.append(float(reference.distance_B(other).mean()))
+
+    def both(
+        value_of: Callable[[StepAdvantages], float | None], show: Callable[[float], str]
+    ) -> str:
+        of_reference = _mean(map(value_of, references), sizes, show)
+        of_other = _mean(map(value_of, others), sizes, show)
+        return f"{of_reference} | {of_other}"
 
     return [
-        "-".join(map(str, sorted({steps[0].number, steps[-1].number}))),
+        title,
         f"{sum(sizes):,}",
-        _mean([a.correlation(b) for a, b in pairs], sizes, "{:.3f}".format),
-        _mean([float(a.distance_B(b).mean()) for a, b in pairs], sizes, "{:.3f}".format),
-        both("silent_groups", "{:.1%}".format),
-        both("tied_pairs", "{:.1%}".format),
-        both("std", "{:.2f}".format),
+        _mean(correlations, sizes, "{:.3f}".format),
+        _mean(distances, sizes, "{:.3f}".format),
+        both(lambda column: column.silent_groups, "{:.1%}".format),
+        both(lambda column: column.tied_pairs, "{:.1%}".format),
+        both(lambda column: column.std, "{:.2f}".format),
     ]
 
 
@@ -242,5 +327,8 @@ def _mean(
     values: Iterable[float | None], sizes: Sequence[int], show: Callable[[float], str]
 ) -> str:
     """Return the mean of the values that are not None, weighted by their sizes."""
-    there = [(v, n) for v, n in zip(values, sizes, strict=True) if v is not None]
-    return show(sum(v * n for v, n in there) / sum(n for _, n in there)) if there else "-"
+    known = [(value, n) for value, n in zip(values, sizes, strict=True) if value is not None]
+    if not known:
+        return "-"
+    total = sum(value * n for value, n in known)
+    return show(total / sum(n for _, n in known))

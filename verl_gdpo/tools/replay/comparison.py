@@ -22,7 +22,8 @@ from verl_gdpo.tools.advice import FIRST_STEPS, StepRewards
 from verl_gdpo.tools.replay.arms import COMPUTED, Arm, ReplayedStep, group_numbers
 from verl_gdpo.tools.run_folder.dump_reader import Scorer, read_dump
 
-LOGGED, OF_SCORE = "logged", "grpo of score"
+LOGGED = "logged"
+OF_SCORE = "grpo of score"
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -50,7 +51,11 @@ class StepAdvantages:
             rows_B: the row of each rollout in the dump.
         """
         std = std_or_0(A_B)
-        scaled_B = A_B / std if std else np.full_like(A_B, A_B.mean())
+        if std > 0:
+            scaled_B = A_B / std
+        else:
+            # A constant has no spread to divide by, and what float32 made of it is no difference.
+            scaled_B = np.full_like(A_B, A_B.mean())
         active_G: Bools = np.bincount(group_B, is_apart(scaled_B)) > 0
         terms = terms_of_rows(rewards.terms, rows_B)
         rounded_B = np.round(scaled_B / SAME_STD)
@@ -79,8 +84,19 @@ class StepAdvantages:
 
 
 class StepReport(NamedTuple):
+    """The advantages of one step, by the name of who gives them."""
+
     number: int
     columns: Mapping[str, StepAdvantages]  # the reference, then each alternative
+
+    @property
+    def reference(self) -> StepAdvantages:
+        """The advantages that the alternatives are compared with."""
+        return next(iter(self.columns.values()))
+
+    @property
+    def sample_count(self) -> int:
+        return len(self.reference.A_B)
 
 
 @dataclass(frozen=True)
@@ -116,10 +132,12 @@ class Rescored:
     not_the_sum: int = 0  # of them have a `score` that is not the sum of their rewards
 
     def add(self, row: Mapping[str, Any]) -> None:
-        dumped, score, total = (row[key] for key in ("score", "scorer_score", "sum"))
+        score = row["scorer_score"]
         self.rollouts += 1
-        self.same += _close(dumped, score)
-        self.not_the_sum += not _close(score, total)
+        if _close(row["score"], score):
+            self.same += 1
+        if not _close(score, row["sum"]):
+            self.not_the_sum += 1
 
     def __str__(self) -> str:
         text = f"--scorer gives the dumped score in {self.same:,} of {self.rollouts:,} samples."
@@ -169,18 +187,14 @@ class Replay:
         return self
 
     def _add(self, number: int, rows: Rows) -> None:
+        """Take the rows of one step, with padding."""
         step = ReplayedStep.of(number, rows)
         own = step.matrix(self.own, self.has_our_scorers)
         self.row_count += len(rows)
         reference_B = self._reference(step)
         if self.own.estimator in COMPUTED and self.scorer is None:
-            difference_B = np.abs(step.advantages(self.own, own) - reference_B)
-            allowed_B = step.allowed(self.own, own)
-            row = int((difference_B / allowed_B).argmax())
-            numbers = float(difference_B[row]), float(allowed_B[row])
-            worst = Mismatch(*numbers, number, rows[row]["uid"])
-            if self.worst is None or worst.part > self.worst.part:
-                self.worst = worst
+            self._check_own(step, own, reference_B)
+
         rows_B = np.flatnonzero(step.rewards.counted_B)
         group_B = group_numbers(step.group_ids[rows_B])
         columns = {self.reference: StepAdvantages.of(reference_B[rows_B], group_B, own, rows_B)}
@@ -188,20 +202,26 @@ class Replay:
             matrix = step.matrix(arm, self.has_our_scorers)
             A_B = step.advantages(arm, matrix)[rows_B]
             columns[arm.name] = StepAdvantages.of(A_B, group_B, matrix, rows_B)
-        if len(self.evidence) < FIRST_STEPS:
-            self.evidence.append((own, step.rewards.counted_B, step.group_ids))
         report = StepReport(number, columns)
         self.steps.append(report)
+
+        if len(self.evidence) < FIRST_STEPS:
+            self.evidence.append((own, step.rewards.counted_B, step.group_ids))
         counted = [rows[row] for row in rows_B.tolist()]
         if self.scorer:
             for row in counted:
                 self.rescored.add(row)
-        self._keep_groups(report, counted, group_B)
+        if self.top:
+            self._keep_groups(report, counted, group_B)
 
     def _reference(self, step: ReplayedStep) -> Floats:
-        name, A_B = LOGGED, step.logged_B
-        if A_B is None:
-            name, A_B = OF_SCORE, step.of_score(self.own.settings.normalize_by_std)
+        """Return the advantage of each row that the alternatives are compared with."""
+        if step.logged_B is not None:
+            name = LOGGED
+            A_B = step.logged_B
+        else:
+            name = OF_SCORE
+            A_B = step.of_score(self.own.settings.normalize_by_std)
         if self.reference not in ("", name):
             raise ValueError(
                 "some dumps hold advantages and some do not; replay each kind by itself, with "
@@ -210,28 +230,48 @@ class Replay:
         self.reference = name
         return A_B
 
+    def _check_own(self, step: ReplayedStep, own: RewardMatrix, reference_B: Floats) -> None:
+        """Keep the row that the run's own settings reproduce worst."""
+        difference_B = np.abs(step.advantages(self.own, own) - reference_B)
+        allowed_B = step.allowed(self.own, own)
+        row = int((difference_B / allowed_B).argmax())
+        mismatch = Mismatch(
+            difference=float(difference_B[row]),
+            allowed=float(allowed_B[row]),
+            step=step.number,
+            uid=step.rewards.labels[row],
+        )
+        if self.worst is None or mismatch.part > self.worst.part:
+            self.worst = mismatch
+
     def _keep_groups(self, report: StepReport, rows: Rows, group_B: Ints) -> None:
-        reference, *others = report.columns.values()
-        names, size_G = [*report.columns][1:], np.bincount(group_B)
-        distances_B = (column.distance_B(reference) for column in others)
-        distance_G = [np.bincount(group_B, distance_B) / size_G for distance_B in distances_B]
+        """Keep the groups of a step that are among the `top` of an alternative.
+
+        Args:
+            rows: of the dump, one for each rollout.
+            group_B: the group number of each rollout.
+        """
+        size_G = np.bincount(group_B)
+        distances_G = {}
+        for name, column in report.columns.items():
+            if name != self.reference:
+                distance_B = column.distance_B(report.reference)
+                distances_G[name] = np.bincount(group_B, distance_B) / size_G
+
+        groups = []
         order = np.argsort(group_B, kind="stable")
-        groups = [
-            Group(
+        for number, members in enumerate(np.split(order, size_G.cumsum()[:-1])):
+            group = Group(
                 step=report.number,
                 id=rows[members[0]]["group"],
-                distance=dict(zip(names, distances, strict=True)),
+                distance={name: of_G[number] for name, of_G in distances_G.items()},
                 rows=[rows[i] for i in members],
                 advantages={name: c.A_B[members].tolist() for name, c in report.columns.items()},
             )
-            for members, *distances in zip(
-                np.split(order, size_G.cumsum()[:-1]), *distance_G, strict=True
-            )
-        ]
-        if not self.top:
-            return
-        for name in names:
-            apart = [group for group in groups if group.distance[name] > SAME_STD]
-            known = [*self.most_different.get(name, []), *apart]
+            groups.append(group)
+
+        for name in distances_G:
+            known = list(self.most_different.get(name, []))
+            known.extend(group for group in groups if group.distance[name] > SAME_STD)
             known.sort(key=lambda group: -group.distance[name])
             self.most_different[name] = known[: self.top]
