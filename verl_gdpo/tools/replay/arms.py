@@ -29,10 +29,17 @@ from verl_gdpo.tools.compose import composed
 from verl_gdpo.tools.run_folder.dump_reader import reward_rows
 from verl_gdpo.tools.run_folder.folder import load_config
 
-ARMS: Mapping[str, Mapping[str, Any]] = {  # the `algorithm` block of recipes/estimator/NAME.yaml
-    path.stem: OmegaConf.to_container(OmegaConf.load(path).algorithm)  # type: ignore[misc]
-    for path in sorted((RECIPES / "estimator").glob("*.yaml"))
-}
+
+def _arms_of_recipes() -> dict[str, dict[str, Any]]:
+    """Return {NAME: the `algorithm` block of recipes/estimator/NAME.yaml}."""
+    arms = {}
+    for path in sorted((RECIPES / "estimator").glob("*.yaml")):
+        block: Any = OmegaConf.to_container(OmegaConf.load(path).algorithm)
+        arms[path.stem] = block
+    return arms
+
+
+ARMS: Mapping[str, Mapping[str, Any]] = _arms_of_recipes()
 # these take the two steps of GDPO apart, which few people ask for
 NOT_SHOWN = ("gdpo_no_batch_norm", "grpo_batch_norm")
 COMPUTED = ("gdpo", "grpo")  # estimators
@@ -43,8 +50,8 @@ BY_STD = "norm_adv_by_std_in_grpo"
 READ = ("adv_estimator", BY_STD, "gdpo_reward_keys", "gdpo_reward_weights")
 OF_SUM = ("rewards", "rubric_weights")
 OF_A_REWARD = "algorithm.gdpo.rewards."
-READ_BY_GRPO = (*(f"algorithm.{k}" for k in READ), *(f"algorithm.gdpo.{k}" for k in OF_SUM))
-READ_BY_GDPO = (*READ_BY_GRPO, *(f"algorithm.gdpo.{key}" for key in SETTING_KEYS))
+READ_BY_GRPO = [f"algorithm.{key}" for key in READ] + [f"algorithm.gdpo.{key}" for key in OF_SUM]
+READ_BY_GDPO = READ_BY_GRPO + [f"algorithm.gdpo.{key}" for key in SETTING_KEYS]
 
 
 @dataclass(frozen=True)
@@ -67,17 +74,18 @@ class Arm:
     def as_arm(self, name: str) -> "Arm":
         """Return the arm `name` of the recipes, with rewards, weights, conditions and eps kept."""
         if name not in ARMS:
-            raise ValueError(f"--arm {name}: unknown{hint(name, [*ARMS])}")
-        block = self.algorithm.get("gdpo") or {}
+            raise ValueError(f"--arm {name}: unknown{hint(name, list(ARMS))}")
         arm = ARMS[name]
-        kept = dict(self.algorithm)
-        kept.pop("gdpo", None)
-        kept.pop(BY_STD, None)
-        kept_in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
+        block = self.algorithm.get("gdpo") or {}
+        in_gdpo = {key: block[key] for key in KEPT_BY_ARMS_IN_GDPO if key in block}
         if block.get("dialect"):
-            kept_in_gdpo["eps"] = self.settings.eps
-        of_gdpo = {**kept_in_gdpo, **arm.get("gdpo", {})}
-        algorithm = {**kept, BY_STD: True, **arm, "gdpo": of_gdpo}
+            # The dialect itself is not kept, but the eps that it stands for is.
+            in_gdpo["eps"] = self.settings.eps
+        in_gdpo.update(arm.get("gdpo", {}))
+        algorithm = dict(self.algorithm)
+        algorithm[BY_STD] = True
+        algorithm.update(arm)
+        algorithm["gdpo"] = in_gdpo
         return replace(self, name=name, algorithm=algorithm)
 
     def changed(self, name: str, overrides: Sequence[str]) -> "Arm":
@@ -87,18 +95,24 @@ class Arm:
             ValueError: an override cannot be applied, the estimator does not read its key, or
                 training would refuse the result.
         """
-        config = OmegaConf.create({}) if self.run is None else self.run.copy()
+        config = OmegaConf.create({})
+        if self.run is not None:
+            config = self.run.copy()
         config.algorithm = dict(self.algorithm)
         keys = [key_of(override) for override in overrides]
         if self.settings.rewards is None:
             self._name_rewards(config, keys)
         changed = composed(config, overrides)
         algorithm: Any = OmegaConf.to_container(changed.algorithm)
-        who, read = "gdpo", READ_BY_GDPO
         if algorithm.get("adv_estimator") == "grpo":
-            who, read = "verl's grpo", READ_BY_GRPO
+            who = "verl's grpo"
+            read = READ_BY_GRPO
+        else:
+            who = "gdpo"
+            read = READ_BY_GDPO
         for key, override in zip(keys, overrides, strict=True):
-            if not f"{key}.".startswith(tuple(f"{known}." for known in read)):
+            # A key may stand below one that is read, such as one reward below `rewards`.
+            if not any(f"{key}.".startswith(f"{known}.") for known in read):
                 raise ValueError(f"{override}: {who} does not read it{hint(key, read)}")
         is_recorded = not any(f"{key}.".startswith(OF_A_REWARD) for key in keys)
         if OmegaConf.select(changed, "reward.reward_model") is not None:
@@ -133,7 +147,8 @@ class Arm:
         """Return the settings that replay reads, in the syntax of overrides."""
         values = {f"algorithm.{key}": self.algorithm.get(key) for key in READ}
         block = self.algorithm.get("gdpo") or {}
-        values |= {f"algorithm.gdpo.{key}": value for key, value in block.items()}
+        for key, value in block.items():
+            values[f"algorithm.gdpo.{key}"] = value
         return " ".join(line_of(key, value) for key, value in values.items() if value is not None)
 
 
@@ -158,8 +173,10 @@ def read_run(path: Path, sources: Iterable[str] | None = None) -> Arm:
         ValueError: there is no `algorithm` block, or it cannot be resolved.
     """
     config = load_config(path)
+    declared: Mapping[str, Bounds | None] = {}
     try:
-        declared = scorers_bounds(config, sources) if "reward" in config else {}
+        if "reward" in config:
+            declared = scorers_bounds(config, sources)
         algorithm: Any = OmegaConf.to_container(algorithm_of(config), resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error}") from None
@@ -185,24 +202,33 @@ class ReplayedStep:
         Raises:
             ValueError: an advantage, or the score of a dump without them, is no finite number.
         """
-        has_advantages = any(row["advantage"] is not None for row in rows)
+        tokens_B = None
         tokens = [row["trained_tokens"] for row in rows]
+        if None not in tokens:
+            tokens_B = np.array(tokens, dtype=np.int64)
+        logged_B = None
+        score_B = np.zeros(len(rows))
+        if any(row["advantage"] is not None for row in rows):
+            logged_B = _finite(rows, "advantage")
+        else:
+            score_B = _finite(rows, "score")
         return cls(
             number=number,
             rewards=reward_rows(rows, number),
             group_ids=np.array([row["group"] for row in rows]),
             batch_B=np.array([row["batch"] for row in rows], dtype=np.int64),
-            tokens_B=None if None in tokens else np.array(tokens, dtype=np.int64),
-            logged_B=_finite(rows, "advantage") if has_advantages else None,
-            score_B=np.zeros(len(rows)) if has_advantages else _finite(rows, "score"),
+            tokens_B=tokens_B,
+            logged_B=logged_B,
+            score_B=score_B,
         )
 
     @property
     def trained_B(self) -> Bools:
         """The rows that have an advantage; of a dump of verl itself, all that are not padding."""
-        has_tokens_B = True if self.tokens_B is None else self.tokens_B > 0
-        result: Bools = has_tokens_B & ~self.rewards.is_padding_B
-        return result
+        trained_B: Bools = ~self.rewards.is_padding_B
+        if self.tokens_B is not None:
+            trained_B &= self.tokens_B > 0
+        return trained_B
 
     def matrix(self, arm: Arm, has_our_scorers: bool) -> RewardMatrix:
         """Return the rewards of an arm, named as the reward manager names them in training.
@@ -212,11 +238,11 @@ class ReplayedStep:
         """
         rows = self.rewards
         if has_our_scorers and arm.settings.rewards is not None:
-            infos = [
-                row_names(arm.settings, source).named(rows.extra_info(row))
-                for row, source in enumerate(rows.sources)
-            ]
-            rows = replace(rows, columns=columns_of(infos))
+            infos = []
+            for row, source in enumerate(self.rewards.sources):
+                names = row_names(arm.settings, source)
+                infos.append(names.named(self.rewards.extra_info(row)))
+            rows = replace(self.rewards, columns=columns_of(infos))
         rewards = RewardMatrix.of(rows, arm.settings)
         if not arm.is_recorded and rewards.raw is not None:
             is_summed = sums_first(arm.estimator, arm.settings)
@@ -235,19 +261,8 @@ class ReplayedStep:
         Raises:
             ValueError: the arm's estimator is neither gdpo nor grpo.
         """
-        counted_B = self.rewards.counted_B
         if arm.estimator == "gdpo":
-            if self.tokens_B is None and arm.settings.batch_norm == "token":
-                raise ValueError(f"{arm.name} normalises over tokens, which verl's own dump lacks")
-            tokens_B = None
-            if self.tokens_B is not None:
-                tokens_B = torch.from_numpy(self.rewards.over_sessions(self.tokens_B))
-            A_B = np.zeros(len(counted_B))
-            for batch in np.unique(self.batch_B).tolist():
-                here_B = counted_B & (self.batch_B == batch)
-                A_B += scalars_of(
-                    rewards, here_B, self.group_ids, arm.settings, tokens_B
-                ).A_B.numpy()
+            A_B = self._gdpo(arm, rewards)
         elif arm.estimator == "grpo":
             scores_B = rewards.values_BK @ np.array(list(rewards.weights.values()))
             A_B = self._grpo(scores_B, arm.settings.normalize_by_std)
@@ -266,7 +281,23 @@ class ReplayedStep:
             allowed_B[counted_B] = rounding_B.clip(min=REPRODUCED)
         return self._of_sessions(allowed_B).clip(min=REPRODUCED)
 
+    def _gdpo(self, arm: Arm, rewards: RewardMatrix) -> Floats:
+        """Return the advantage of each session at its last row, and 0 in the other rows."""
+        if self.tokens_B is None and arm.settings.batch_norm == "token":
+            raise ValueError(f"{arm.name} normalises over tokens, which verl's own dump lacks")
+        tokens_B = None
+        if self.tokens_B is not None:
+            tokens_B = torch.from_numpy(self.rewards.over_sessions(self.tokens_B))
+        counted_B = self.rewards.counted_B
+        A_B = np.zeros(len(counted_B))
+        for batch in np.unique(self.batch_B).tolist():
+            here_B = counted_B & (self.batch_B == batch)
+            scalars = scalars_of(rewards, here_B, self.group_ids, arm.settings, tokens_B)
+            A_B += scalars.A_B.numpy()
+        return A_B
+
     def _grpo(self, scores_B: Floats, normalize_by_std: bool) -> Floats:
+        """Return the advantage of each session at its last row, and 0 in the other rows."""
         counted_B = self.rewards.counted_B
         A_B = np.zeros(len(scores_B))
         group_B = group_numbers(self.group_ids[counted_B])
@@ -274,16 +305,18 @@ class ReplayedStep:
         return A_B
 
     def _of_sessions(self, A_B: Floats) -> Floats:
-        """The advantage of a session in each of its rows."""
+        """Return the advantage of a session in each of its rows; 0 where nothing is trained."""
         result: Floats = np.where(self.trained_B, A_B[self.rewards.session_B], 0.0)
         return result
 
 
 def _finite(rows: Sequence[Mapping[str, Any]], key: str) -> Floats:
-    """A column of a dump."""
+    """Return a column of a dump; raise ValueError where it holds no finite number."""
     values_B = np.array([row[key] for row in rows], dtype=np.float64)
-    for row in np.flatnonzero(~np.isfinite(values_B)).tolist():
-        raise ValueError(f"{rows[row]['uid']}: the {key} is {rows[row][key]}, no finite number")
+    bad = np.flatnonzero(~np.isfinite(values_B)).tolist()
+    if bad:
+        row = rows[bad[0]]
+        raise ValueError(f"{row['uid']}: the {key} is {row[key]}, no finite number")
     return values_B
 
 
@@ -303,15 +336,20 @@ def verl_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) -> Floats
     order = np.argsort(group_B, kind="stable")
     size_G = torch.from_numpy(np.bincount(group_B))
     scores = torch.from_numpy(scores_B[order].astype(np.float32))
-    groups = torch.split(scores, size_G.tolist())
-    nothing, unit = torch.zeros(()), torch.ones(())
-    mean_G = torch.stack([torch.mean(group) if len(group) > 1 else nothing for group in groups])
-    std_G = torch.stack([torch.std(group) if len(group) > 1 else unit for group in groups])
-    result = scores - mean_G.repeat_interleave(size_G)
+    means = []
+    stds = []
+    for group in torch.split(scores, size_G.tolist()):
+        if len(group) > 1:
+            means.append(torch.mean(group))
+            stds.append(torch.std(group))
+        else:
+            means.append(torch.zeros(()))
+            stds.append(torch.ones(()))
+    A = scores - torch.stack(means).repeat_interleave(size_G)
     if normalize_by_std:
-        result = result / (std_G + VERL_EPS).repeat_interleave(size_G)
+        A = A / (torch.stack(stds) + VERL_EPS).repeat_interleave(size_G)
     A_B = np.empty(len(scores_B))
-    A_B[order] = result.numpy()
+    A_B[order] = A.numpy()
     return A_B
 
 
@@ -327,19 +365,26 @@ def rounding_of_grpo(scores_B: Floats, group_B: Ints, normalize_by_std: bool) ->
     """
     unit = EPS32 / 2
     size_G = np.bincount(group_B)
-    high_G, square_G = np.zeros(len(size_G)), np.zeros(len(size_G))
+    high_G = np.zeros(len(size_G))
     np.maximum.at(high_G, group_B, np.abs(scores_B))
-    centred_B = scores_B - (np.bincount(group_B, scores_B) / size_G)[group_B]
-    np.add.at(square_G, group_B, centred_B**2)
-    std_G = np.sqrt(square_G / (size_G - 1).clip(min=1))
-    error_G = np.where(size_G > 1, size_G * unit * high_G, 0.0)  # one alone keeps its score
-    scale_G = (std_G - error_G).clip(min=0) + VERL_EPS if normalize_by_std else np.ones_like(std_G)
+    mean_G = np.bincount(group_B, scores_B) / size_G
+    centred_B = scores_B - mean_G[group_B]
+    squares_G = np.zeros(len(size_G))
+    np.add.at(squares_G, group_B, centred_B**2)
+    std_G = np.sqrt(squares_G / (size_G - 1).clip(min=1))
+    # A sample alone in its group keeps its score, without an error.
+    error_G = np.where(size_G > 1, size_G * unit * high_G, 0.0)
+    scale_G = np.ones_like(std_G)
+    if normalize_by_std:
+        scale_G = (std_G - error_G).clip(min=0) + VERL_EPS
     A_B = np.abs(centred_B) / scale_G[group_B]
-    bound_B: Floats = 2 * ((error_G / scale_G)[group_B] * (1 + A_B) + 4 * unit * A_B)
+    error_B = (error_G / scale_G)[group_B] * (1 + A_B) + 4 * unit * A_B
+    bound_B: Floats = 2 * error_B
     return bound_B
 
 
 def group_numbers(group_ids: npt.NDArray[Any]) -> Ints:
     """Return the group number of each row, (B,) int64."""
-    index: Ints = np.unique(group_ids, return_inverse=True)[1].astype(np.int64)
-    return index
+    _, group_B = np.unique(group_ids, return_inverse=True)
+    numbers_B: Ints = group_B.astype(np.int64)
+    return numbers_B
