@@ -42,8 +42,15 @@ HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `v
 VERL_KEYS = ("input", "output", "gts", "score", "step")
 TEXTS = ("input", "output", "gts")
 DUMP_KEYS = (
-    *("uid", "group", "session", "data_source"),
-    *("response_tokens", "trained_tokens", "rewards", "advantage", "is_padding"),
+    "uid",
+    "group",
+    "session",
+    "data_source",
+    "response_tokens",
+    "trained_tokens",
+    "rewards",
+    "advantage",
+    "is_padding",
 )
 DUMPS_READ = 20  # of a run: reading all of a long one would take minutes
 # a text within a line cannot hold it, as its quotation marks have a backslash
@@ -149,10 +156,13 @@ def named_rewards(result: Any, what: str) -> dict[str, Any]:
     if not isinstance(result, Mapping):
         raise ValueError(f"{what} returned {result!r:.200}; expected a number or rewards")
     named = dict(result)
-    only_score = not any(is_number(v) for k, v in named.items() if k != "score")
-    if only_score and "score" in named:
-        return {"acc": named["score"], **named}
-    return named
+    if "score" not in named:
+        return named
+    for name, value in named.items():
+        if name != "score" and is_number(value):
+            return named
+    # The score is the only number, and so the only reward.
+    return {"acc": named["score"]} | named
 
 
 def _response_of(row: Mapping[str, Any]) -> Response:
@@ -161,10 +171,12 @@ def _response_of(row: Mapping[str, Any]) -> Response:
 
 
 def _names_in(where: str) -> dict[str, Any]:
-    """{name: value} of a file or a module."""
-    is_file = where.endswith(".py")
+    """Return {name: value} of a file or a module."""
+    place = where
+    if not where.endswith(".py"):
+        place = f"{PACKAGE_PREFIX}{where}"
     try:
-        module = load(where if is_file else f"{PACKAGE_PREFIX}{where}")
+        module = load(place)
     except ValueError as error:
         raise ValueError(f"--scorer {error}; expected {HOW}") from error
     return vars(module)
@@ -184,24 +196,37 @@ def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
         ValueError: there is no complete dump.
     """
     inner = folder / "rollouts"
-    files = [*(inner if inner.is_dir() else folder).glob("*.jsonl")]
-    files = [folder] if folder.is_file() else files
-    files = sorted((path for path in files if path.stem.isdecimal()), key=lambda p: int(p.stem))
+    if folder.is_file():
+        found = [folder]
+    elif inner.is_dir():
+        found = list(inner.glob("*.jsonl"))
+    else:
+        found = list(folder.glob("*.jsonl"))
+    files = [path for path in found if path.stem.isdecimal()]
+    files.sort(key=lambda path: int(path.stem))
     if not files:
         raise ValueError(
             f"{folder}: no dump (STEP.jsonl) here or in rollouts/; "
             "a run writes one with trainer.rollout_data_dir=FOLDER"
         )
-    whole = [path for path in files if _has_end(path)]
-    if not whole:
+    complete = []
+    incomplete = []
+    for path in files:
+        if _has_end(path):
+            complete.append(path)
+        else:
+            incomplete.append(path)
+    if not complete:
         raise ValueError(f"{files[0]}: no dump here is complete: {WRITING}")
-    return whole, [path for path in files if path not in whole]
+    return complete, incomplete
 
 
 def dumps_to_read(files: Sequence[Path]) -> list[Path]:
-    """At most `DUMPS_READ` dumps at equal distances, with the first and the last one."""
-    last, gaps = len(files) - 1, DUMPS_READ - 1
-    return [files[place] for place in sorted({round(k * last / gaps) for k in range(gaps + 1)})]
+    """Return at most `DUMPS_READ` dumps at equal distances, with the first and the last one."""
+    last = len(files) - 1
+    gaps = DUMPS_READ - 1
+    places = {round(k * last / gaps) for k in range(DUMPS_READ)}
+    return [files[place] for place in sorted(places)]
 
 
 def read_dump(
@@ -223,7 +248,10 @@ def read_dump(
                 row = _row(json.loads(line), scorer)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error.__cause__
-            rows.append({k: v for k, v in row.items() if with_texts or k not in TEXTS})
+            if not with_texts:
+                for key in TEXTS:
+                    row.pop(key, None)
+            rows.append(row)
     return rows
 
 
@@ -231,15 +259,19 @@ def read_texts(path: Path, numbers: set[int]) -> dict[int, dict[str, Any]]:
     """Return {number of a row: its `TEXTS`} for some rows of one step."""
     with path.open(encoding="utf-8") as file:
         lines = {number: line for number, line in enumerate(file) if number in numbers}
-    rows = {number: json.loads(line) for number, line in lines.items()}
-    return {number: {key: row.get(key) for key in TEXTS} for number, row in rows.items()}
+    texts = {}
+    for number, line in lines.items():
+        row = json.loads(line)
+        texts[number] = {key: row.get(key) for key in TEXTS}
+    return texts
 
 
 def has_rewards(path: Path) -> bool:
     """Return whether verl-gdpo wrote each reward of a rollout into a dump."""
     with path.open(encoding="utf-8") as file:
         line = next(file, "")
-    return '"rewards":' in line or '"uid":' not in line  # `read_dump` says what is wrong
+    # A line with neither is no dump that we can read, and `read_dump` says why.
+    return '"rewards":' in line or '"uid":' not in line
 
 
 def dumped_rewards(path: Path) -> list[str]:
@@ -251,34 +283,57 @@ def dumped_rewards(path: Path) -> list[str]:
 
 
 def _row(row: Any, scorer: Scorer | None) -> dict[str, Any]:
-    """A line of a dump as a row with `DUMP_KEYS`."""
-    is_row = isinstance(row, dict)
-    if is_row and {*VERL_KEYS} <= row.keys() and (scorer or "rewards" not in row):
-        if "uid" not in row:
+    """Return a line of a dump as a row with `DUMP_KEYS`."""
+    fields: dict[str, Any] = {}
+    if isinstance(row, dict):
+        fields = row
+    is_of_verl = set(VERL_KEYS) <= fields.keys()
+    if is_of_verl and (scorer is not None or "rewards" not in fields):
+        if "uid" not in fields:
             raise ValueError(NO_UID)
         if scorer is None:
             raise ValueError(SUMMED)
-        return _scored(row, scorer)
-    absent = [key for key in DUMP_KEYS if not is_row or key not in row]
+        return _scored(fields, scorer)
+    absent = [key for key in DUMP_KEYS if key not in fields]
     if absent:
         raise ValueError(f"no {absent}; expected a dump of verl's V1 trainer with verl-gdpo")
-    return {"batch": 0, **row}
+    return {"batch": 0} | fields
 
 
 def _scored(row: Mapping[str, Any], scorer: Scorer) -> dict[str, Any]:
-    """The row with new rewards; `scorer_score` is their sum, or what the scorer says that it is."""
+    """Return a row with new rewards.
+
+    `scorer_score` is their sum, or what the scorer says that it is, and `sum` is their sum.
+    """
     key = RowKey.of_text(row["uid"])
     source = row.get("data_source", scorer.data_source)
     is_padding = row.get("is_padding", key.uid.startswith("pad"))
-    rewards = {} if is_padding else scorer.rewards(row, source)
-    total = sum(
-        float(value) for name, value in rewards.items() if name != "score" and is_number(value)
-    )
+    rewards: dict[str, Any] = {}
+    if not is_padding:
+        rewards = scorer.rewards(row, source)
+    numbers = []
+    for name, value in rewards.items():
+        if name != "score" and is_number(value):
+            numbers.append(float(value))
+    total = sum(numbers)
     score = rewards.pop("score", total)
-    unknown = dict.fromkeys(("response_tokens", "trained_tokens", "advantage"))
-    of_uid = {"group": key.uid, "session": key.session, "data_source": source or ""}
-    new = {"rewards": rewards, "is_padding": is_padding, "scorer_score": score, "sum": total}
-    return {**unknown, "batch": 0, **row, **of_uid, **new}
+
+    # A dump of verl itself lacks these four keys.
+    scored: dict[str, Any] = {
+        "response_tokens": None,
+        "trained_tokens": None,
+        "advantage": None,
+        "batch": 0,
+    }
+    scored.update(row)
+    scored["group"] = key.uid
+    scored["session"] = key.session
+    scored["data_source"] = source or ""
+    scored["rewards"] = rewards
+    scored["is_padding"] = is_padding
+    scored["scorer_score"] = score
+    scored["sum"] = total
+    return scored
 
 
 def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> BatchRows:
@@ -293,8 +348,10 @@ def reward_rows(rows: Sequence[Mapping[str, Any]], step: int) -> BatchRows:
 
 
 def _has_end(path: Path) -> bool:
+    """Return whether the last line of a file has its end."""
     with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
             return False
         file.seek(-1, os.SEEK_END)
         return file.read() == b"\n"
@@ -308,5 +365,6 @@ def data_sources(files: Iterable[Path]) -> set[str] | None:
     sources: set[str] = set()
     for path in files:
         with path.open("rb") as file:
-            sources |= {json.loads(name) for line in file for name in SOURCE.findall(line)}
+            for line in file:
+                sources.update(json.loads(name) for name in SOURCE.findall(line))
     return sources or None
