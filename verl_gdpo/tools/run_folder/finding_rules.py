@@ -24,16 +24,19 @@ COLLAPSED = 0.1  # of the way from the lowest reward of a sample to the best lev
 NEAR = 0.05  # of a reward's range: as good as its best
 SURE_OF_COLLAPSE = 3.0  # standard deviations of a single step's mean
 IGNORED = 0.05  # of the part that a reward would have if all that differ had the same
-SHORTER, LONGER = 0.4, 2.45  # than when the reward was best
+SHORTER = 0.4  # than when the reward was best
+LONGER = 2.45  # the same
 LOST = 0.15  # of a reward's range, while the length changes
 RISE = 0.05  # of a reward's range, in training, while it falls in validation
 STILL = 10  # steps that train nothing
 NOTHING = 1e-8  # the gradient norm, or the largest advantage, of such a step
 BLOCK = 10  # steps whose mean is compared, where a reward falls while another rises
 BLOCKS = 12  # that are kept
-TRADED, GAINED = 0.19, 0.17  # of a reward's range: what it loses, and what another gains meanwhile
+TRADED = 0.19  # of a reward's range: what it loses
+GAINED = 0.17  # of a reward's range: what it gains while another loses
 GAIN_OF_LOSS = 0.7  # what another gains of its own range, as a part of what is lost
-SURE_OF_LOSS, SURE_OF_GAIN = 5.5, 3.0  # standard deviations of a difference of two blocks
+SURE_OF_LOSS = 5.5  # standard deviations of a difference of two blocks
+SURE_OF_GAIN = 3.0  # the same
 FEW = 8  # rewards: of more, one rises by chance while another falls
 
 
@@ -92,8 +95,9 @@ class Level:
         self.start = math.nan  # median of the first `USUAL` values
         self.window: deque[float] = deque(maxlen=LONG)
         self.steps: deque[int] = deque(maxlen=LONG)  # of the window
-        # the best mean of `USUAL` values, their noise, and the length of responses then
-        self.best, self.noise, self.length_at_best = -math.inf, 0.0, math.nan
+        self.best = -math.inf  # the highest mean of `USUAL` values
+        self.noise = 0.0  # of these values
+        self.length_at_best = math.nan  # of the responses then, in tokens
         self.worse_since: int | None = None  # the first step since then at which it was worse
         self.blocks: deque[Block] = deque(maxlen=BLOCKS)
         self.in_block: list[float] = []
@@ -101,7 +105,9 @@ class Level:
         self.highest_before = -math.inf  # of the means of blocks that are no longer kept
         self.is_lower = False  # it has lost `TRADED` over the blocks
         self.trade: Trade | None = None
-        self.low, self.high = math.inf, -math.inf  # of a single sample; unknown is infinitely far
+        # The lowest and the highest value of a single sample; unknown is infinitely far.
+        self.low = math.inf
+        self.high = -math.inf
 
     def add(self, step: int, value: float) -> None:
         self.window.append(value)
@@ -110,23 +116,30 @@ class Level:
             self.start = statistics.median(self.window)
 
     def latest(self, count: int) -> Sequence[float]:
-        """The last values, or NaN as long as there are fewer."""
-        return [*self.window][-count:] if len(self.window) >= count else [math.nan] * count
+        """Return the last values, or NaN as long as there are fewer."""
+        if len(self.window) < count:
+            return [math.nan] * count
+        return list(self.window)[-count:]
 
     def mean(self, count: int = LONG) -> float:
         return sum(self.latest(count)) / count
 
     def error(self, mean: float) -> float:
         """Return the standard error of the mean of `LONG` values."""
-        return math.sqrt(sum((value - mean) * (value - mean) for value in self.latest(LONG))) / LONG
+        squares = [(value - mean) * (value - mean) for value in self.latest(LONG)]
+        return math.sqrt(sum(squares)) / LONG
 
     def first_of(self, count: int, holds: Callable[[float], bool]) -> int:
         """Return the first of the last steps, from which on this holds of most values."""
         first = self.steps[-1]
-        most = surplus = 0
+        surplus = 0  # of the values of which it holds over the others, from a step on
+        most = 0
         latest = list(zip(self.steps, self.window, strict=True))[-count:]
         for step, value in reversed(latest):
-            surplus += 1 if holds(value) else -1
+            if holds(value):
+                surplus += 1
+            else:
+                surplus -= 1
             if surplus > most:
                 most = surplus
                 first = step
@@ -135,15 +148,19 @@ class Level:
     def add_mean(self, step: int, value: float, length: "Level") -> None:
         """Take the mean of a reward at a step, which `length` has seen already."""
         self.add(step, value)
+        # The present level is left out, so that it can be compared with the best one.
         before = self.latest(USUAL + RECENT)[:USUAL]
-        if (mean := sum(before) / USUAL) > self.best:
+        mean = sum(before) / USUAL
+        if mean > self.best:
             self.best = mean
             self.length_at_best = statistics.median(length.latest(USUAL + RECENT)[:USUAL])
+            # Differences of neighbours, because a trend is no noise.
             squares = sum((a - b) * (a - b) for a, b in pairwise(before))
             self.noise = math.sqrt(squares / (2 * USUAL - 2))
-        near = max(NEAR * (self.high - self.low), 2 * self.noise / math.sqrt(RECENT))
+        by_chance = 2 * self.noise / math.sqrt(RECENT)
+        near = max(NEAR * (self.high - self.low), by_chance)
         if not math.isfinite(near):
-            near = 2 * self.noise / math.sqrt(RECENT)
+            near = by_chance
         is_worse = self.mean(RECENT) < self.best - near
         if not is_worse:
             self.worse_since = None
@@ -158,10 +175,14 @@ class Level:
         if len(self.in_block) < BLOCK:
             return False
         squares = [(a - b) * (a - b) for a, b in pairwise(self.in_block)]
-        mean = sum(self.in_block) / BLOCK
+        block = Block(
+            first=self.block_began,
+            mean=sum(self.in_block) / BLOCK,
+            variance=sum(squares) / (2 * len(squares)),
+        )
         if len(self.blocks) == BLOCKS:
             self.highest_before = max(self.highest_before, self.blocks[0].mean)
-        self.blocks.append(Block(self.block_began, mean, sum(squares) / (2 * len(squares))))
+        self.blocks.append(block)
         self.in_block.clear()
         return True
 
@@ -239,35 +260,54 @@ def fallen_rewards(
 ) -> Iterator[Symptom]:
     """A reward that falls to almost nothing, or that falls while the length changes."""
     length = levels[LENGTH]
-    if math.isfinite(tokens := values.get(LENGTH, math.nan)):
+    tokens = values.get(LENGTH, math.nan)
+    if math.isfinite(tokens):
         length.add(step, tokens)
-    now = statistics.median(length.latest(SPAN))
+    length_now = statistics.median(length.latest(SPAN))
     for name, of_one in rewards.items():
         level = levels[name]
-        if math.isfinite(mean := of_one.get("mean", math.nan)):
+        mean = of_one.get("mean", math.nan)
+        if math.isfinite(mean):
             level.add_mean(step, mean, length)
         level.low = min(level.low, of_one.get("min", math.inf))
         level.high = max(level.high, of_one.get("max", -math.inf))
-        height = level.best - (level.low if math.isfinite(level.low) else 0.0)
-        recent = level.mean(RECENT)
-        fallen = level.best - recent
-        yield Symptom(
-            f"collapse {name}",
-            height > 0 and fallen > max((1 - COLLAPSED) * height, SURE_OF_COLLAPSE * level.noise),
-            f"{name} is {recent:.3g}, and was {level.best:.3g}: almost all of it is lost",
-            LOWER,
-            since=level.worse_since,
-        )
-        then = level.length_at_best
-        yield Symptom(
-            f"length {name}",
-            fallen > LOST * abs(level.high - level.low)
-            and (now < SHORTER * then or now > LONGER * then),
-            f"the responses have {now:.4g} tokens, and had {then:.4g} when {name} was best; since "
-            f"then it fell from {level.best:.3g} to {recent:.3g}",
-            f"Read some: another reward may pay for length alone. Give it the condition {name}",
-            since=level.worse_since,
-        )
+        yield _collapse(name, level)
+        yield _fall_with_length(name, level, length_now)
+
+
+def _collapse(name: str, level: Level) -> Symptom:
+    """Return the symptom of a reward that falls to almost nothing."""
+    height = level.best
+    if math.isfinite(level.low):
+        height -= level.low
+    recent = level.mean(RECENT)
+    least = max((1 - COLLAPSED) * height, SURE_OF_COLLAPSE * level.noise)
+    return Symptom(
+        f"collapse {name}",
+        height > 0 and level.best - recent > least,
+        f"{name} is {recent:.3g}, and was {level.best:.3g}: almost all of it is lost",
+        LOWER,
+        since=level.worse_since,
+    )
+
+
+def _fall_with_length(name: str, level: Level, length_now: float) -> Symptom:
+    """Return the symptom of a reward that falls while the length changes.
+
+    length_now: of the responses, in tokens.
+    """
+    recent = level.mean(RECENT)
+    is_lost = level.best - recent > LOST * abs(level.high - level.low)
+    length_then = level.length_at_best
+    is_other = length_now < SHORTER * length_then or length_now > LONGER * length_then
+    return Symptom(
+        f"length {name}",
+        is_lost and is_other,
+        f"the responses have {length_now:.4g} tokens, and had {length_then:.4g} when {name} was "
+        f"best; since then it fell from {level.best:.3g} to {recent:.3g}",
+        f"Read some: another reward may pay for length alone. Give it the condition {name}",
+        since=level.worse_since,
+    )
 
 
 def constant_rewards(step: int, _: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
@@ -275,15 +315,22 @@ def constant_rewards(step: int, _: Values, rewards: Rewards, levels: Levels) -> 
     for name, of_one in rewards.items():
         if not math.isfinite(of_one.get("varies", math.nan)):
             continue
-        level, mean = levels[name], of_one.get("mean", math.nan)
         differs = levels[f"{name}/varies"]
         differs.add(step, of_one["varies"])
         varies = differs.mean()
-        top = level.low + AT_BOUND * (level.high - level.low)
-        is_reached = of_one.get("at_high", float(mean > top)) > AT_BOUND
-        verdict = "is reached, and trains nothing" if is_reached else "trains nothing"
         holds = varies + SURE_OF_CONSTANT * differs.error(varies) < CONSTANT
-        since = differs.first_of(LONG, lambda share: share < CONSTANT) if holds else None
+        since = None
+        if holds:
+            since = differs.first_of(LONG, lambda share: share < CONSTANT)
+
+        level = levels[name]
+        mean = of_one.get("mean", math.nan)
+        top = level.low + AT_BOUND * (level.high - level.low)
+        # A reward without declared bounds has no share of samples at its upper one.
+        at_high = of_one.get("at_high", float(mean > top))
+        verdict = "trains nothing"
+        if at_high > AT_BOUND:
+            verdict = "is reached, and trains nothing"
         yield Symptom(
             f"constant {name}",
             holds,
@@ -297,22 +344,24 @@ def constant_rewards(step: int, _: Values, rewards: Rewards, levels: Levels) -> 
 
 def ignored_rewards(step: int, _: Values, rewards: Rewards, levels: Levels) -> Iterator[Symptom]:
     """A reward that differs, and has had no part in the advantage since the start."""
-    differs = {
-        name: of_one["varies"] * (1 - of_one.get("missing", 0.0))
-        for name, of_one in rewards.items()
-        if math.isfinite(of_one.get("varies", math.nan) + of_one.get("share", math.nan))
-    }
+    differs = {}
+    for name, of_one in rewards.items():
+        if math.isfinite(of_one.get("varies", math.nan) + of_one.get("share", math.nan)):
+            differs[name] = of_one["varies"] * (1 - of_one.get("missing", 0.0))
     total = sum(differs.values())
     if total <= 0:
         return
     for name in differs:
-        share, least = levels[f"{name}/share"], levels[f"{name}/least"]
+        share = levels[f"{name}/share"]
+        least = levels[f"{name}/least"]
         share.add(step, rewards[name]["share"])
         least.add(step, IGNORED * differs[name] / total)
         varies = levels[f"{name}/varies"].mean()
+        was_ignored = share.start < least.start
+        is_ignored = share.mean() < least.mean()
         yield Symptom(
             f"ignored {name}",
-            share.start < least.start and share.mean() < least.mean() and varies > 2 * CONSTANT,
+            was_ignored and is_ignored and varies > 2 * CONSTANT,
             f"{name} differs in {varies:.0%} of the groups, and its share of the update is "
             f"{share.mean():.1%}: the updates ignore it",
             "Raise its weight. If another reward cancels it, make one the condition of the other",
@@ -354,7 +403,8 @@ def _update_trade(name: str, ended: Sequence[str], levels: Levels) -> None:
     level = levels[name]
     of_range = level.high - level.low
     if of_range <= 0:
-        return  # what is logged of it does not fit together
+        # What is logged of the reward does not fit together.
+        return
     lost = max(TRADED * of_range, SURE_OF_LOSS * level.error_of_blocks())
     now = level.blocks[-1].mean
     if level.trade is not None:
@@ -381,9 +431,10 @@ def _blocks_of_loss(level: Level, lost: float) -> int:
 def _trade(name: str, count: int, ended: Sequence[str], levels: Levels) -> Trade | None:
     """Return the trade with the reward that gained most in these blocks, if that is enough."""
     trade = None
-    blocks = levels[name].blocks
-    loss = blocks[-1 - count].mean - blocks[-1].mean
-    most = max(GAINED, GAIN_OF_LOSS * loss / (levels[name].high - levels[name].low))
+    fallen = levels[name]
+    before = fallen.blocks[-1 - count].mean
+    loss = before - fallen.blocks[-1].mean
+    most = max(GAINED, GAIN_OF_LOSS * loss / (fallen.high - fallen.low))
     for other in ended:
         level = levels[other]
         if other == name or len(level.blocks) <= count or level.high <= level.low:
@@ -393,11 +444,16 @@ def _trade(name: str, count: int, ended: Sequence[str], levels: Levels) -> Trade
         gain = last.mean - first.mean
         of_range = gain / (level.high - level.low)
         is_sure = gain > SURE_OF_GAIN * level.error_of_blocks()
-        if of_range > most and is_sure and last.mean - _highest_until(level, count) > gain / 2:
+        is_new = last.mean - _highest_until(level, count) > gain / 2
+        if of_range > most and is_sure and is_new:
             most = of_range
-            since = blocks[-count].first
-            before = blocks[-1 - count].mean
-            trade = Trade(since, before, other, first.mean, last.mean)
+            trade = Trade(
+                since=fallen.blocks[-count].first,
+                before=before,
+                gained=other,
+                gained_from=first.mean,
+                gained_to=last.mean,
+            )
     return trade
 
 
@@ -411,19 +467,32 @@ def fallen_validations(step: int, values: Values, _: Rewards, levels: Levels) ->
     """A reward that falls in validation, over all data sources, while it rises in training."""
     tested: defaultdict[str, list[float]] = defaultdict(list)
     for key, value in values.items():
-        match = VALIDATION_KEY.fullmatch(key) if key.startswith("val-") else None
+        # Most metrics are of other kinds, and need no match.
+        if not key.startswith("val-"):
+            continue
+        match = VALIDATION_KEY.fullmatch(key)
         if match and math.isfinite(value):
-            tested[TRAINED.get(match["reward"], match["reward"])].append(value)
+            reward = match["reward"]
+            tested[TRAINED.get(reward, reward)].append(value)
     for name, means in tested.items():
-        level, test, train = (levels[key] for key in (name, f"{name}/test", f"{name}/train"))
-        if math.isfinite(trained := level.mean(RECENT)):
+        level = levels[name]
+        test = levels[f"{name}/test"]
+        train = levels[f"{name}/train"]
+        trained = level.mean(RECENT)
+        if math.isfinite(trained):
             test.add(step, sum(means) / len(means))
             train.add(step, trained)
         yield _fallen_validation(name, test, train, abs(level.high - level.low))
 
 
 def _fallen_validation(name: str, test: Level, train: Level, of_range: float) -> Symptom:
-    """The symptom of one reward: of the longest time over which it has fallen."""
+    """Return the symptom of one reward: of the longest time over which it has fallen.
+
+    Args:
+        test: the means of the reward in validation.
+        train: its level in training at the same times.
+        of_range: the range of the reward.
+    """
     topic = f"validation {name}"
     for count, fall, errors in TRENDS:
         change, noise = trend(test, count)
@@ -453,7 +522,8 @@ def trend(level: Level, n: int) -> tuple[float, float]:
     values = level.latest(n)
     middle = (n - 1) / 2
     mean = sum(values) / n
-    slope = 12 * sum((k - middle) * value for k, value in enumerate(values)) / (n * (n * n - 1))
+    products = [(k - middle) * value for k, value in enumerate(values)]
+    slope = 12 * sum(products) / (n * (n * n - 1))
     rests = [value - mean - slope * (k - middle) for k, value in enumerate(values)]
     noise = math.sqrt(sum(rest * rest for rest in rests) / (n - 2))
     return slope * (n - 1), noise * math.sqrt(12 * (n - 1) / (n * (n + 1)))

@@ -51,7 +51,9 @@ class Finding:
             steps = f"step {self.first}"
         else:
             steps = f"steps {self.first} to {self.last}"
-        return f"{steps}, over since then" if self.is_over else steps
+        if self.is_over:
+            steps += ", over since then"
+        return steps
 
     def __str__(self) -> str:
         return f"{self.what} ({self.steps}). {self.advice}."
@@ -69,7 +71,7 @@ class Streak:
     falses: int = 0
     since: int = 0
     begun: int | None = None
-    steps: tuple[int, int] | None = None
+    steps: tuple[int, int] | None = None  # the first and the last one
     symptom: Symptom | None = None  # at the last step of `steps`
 
     def add(self, step: int, symptom: Symptom) -> None:
@@ -92,27 +94,40 @@ class Streak:
     def finding(self) -> Finding | None:
         if self.steps is None or self.symptom is None:
             return None
-        one = self.symptom
-        return Finding(one.topic, one.what, *self.steps, one.advice, self.begun is None)
+        first, last = self.steps
+        return Finding(
+            topic=self.symptom.topic,
+            what=self.symptom.what,
+            first=first,
+            last=last,
+            advice=self.symptom.advice,
+            is_over=self.begun is None,
+        )
 
 
 def rewards_of(values: Values) -> Rewards:
     """Return the statistics of each reward; of their sum, `SCORE`, only if there is no other."""
     rewards: dict[str, dict[str, float]] = {}
     for key, value in values.items():
-        if parts := _statistic(key):
-            rewards.setdefault(parts[0], {})[parts[1]] = value
+        parts = _statistic(key)
+        if parts is not None:
+            reward, statistic = parts
+            rewards.setdefault(reward, {})[statistic] = value
     named = {name: of_one for name, of_one in rewards.items() if name != SCORE}
     return named or rewards
 
 
 @lru_cache(maxsize=4096)
 def _statistic(key: str) -> tuple[str, str] | None:
-    """Return (reward, statistic) of a metric."""
+    """Return (reward, statistic) of a metric; None if it is of no reward."""
     prefix, _, rest = key.partition("/")
-    reward, _, last = rest.rpartition("/")
-    is_of_reward = reward and (prefix == "gdpo" or (prefix, reward) == ("critic", SCORE))
-    return (reward, last) if is_of_reward and last in STATISTICS else None
+    reward, _, statistic = rest.rpartition("/")
+    is_sum = prefix == "critic" and reward == SCORE
+    if not reward or statistic not in STATISTICS:
+        return None
+    if prefix == "gdpo" or is_sum:
+        return reward, statistic
+    return None
 
 
 def broken_training(step: int, values: Values, _: Rewards, levels: Levels) -> Iterator[Symptom]:
@@ -144,12 +159,14 @@ def untrained_steps(_step: int, values: Values, _: Rewards, _levels: Levels) -> 
     """Steps that change nothing: the gradient, or every advantage, is 0."""
     size = {name: abs(values[name]) for name in UPDATES if name in values}
     if not size:
-        return  # a validation
+        # The values of a validation have no update.
+        return
     has_no_gradient = size.get(GRADIENT, math.inf) <= rules.NOTHING
     has_no_advantage = all(size.get(name, math.inf) <= rules.NOTHING for name in ADVANTAGES)
-    what = "the gradient norm is 0: nothing is learned"
     if has_no_advantage:
         what = "all advantages are 0: nothing is learned"
+    else:
+        what = "the gradient norm is 0: nothing is learned"
     yield Symptom(
         "untrained",
         has_no_gradient or has_no_advantage,
@@ -204,8 +221,13 @@ class FindingTracker:
 
     def findings(self) -> list[Finding]:
         """Return what is wrong, the latest first; what is over stands behind what is not."""
-        findings = [f for streak in self.streaks.values() if (f := streak.finding())]
-        return sorted(findings, key=lambda finding: (finding.is_over, -finding.last))
+        findings = []
+        for streak in self.streaks.values():
+            finding = streak.finding()
+            if finding is not None:
+                findings.append(finding)
+        findings.sort(key=lambda finding: (finding.is_over, -finding.last))
+        return findings
 
 
 def findings(metrics: Metrics) -> list[Finding]:
