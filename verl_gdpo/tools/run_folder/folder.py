@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -39,7 +39,9 @@ VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/
 
 # the sum of all rewards, as verl logs it in training and in validation; a run without verl-gdpo has
 # no other reward in its metrics
-SCORE, SCORE_KEY, SCORE_IN_VALIDATION = "score", "critic/score/mean", "reward"
+SCORE = "score"
+SCORE_KEY = "critic/score/mean"
+SCORE_IN_VALIDATION = "reward"
 
 # `gdpo/<reward>/mean/<data source>`, which a run on several data sources has
 TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
@@ -56,11 +58,13 @@ def claim_metrics_file(run: Path) -> Path:
     """Make a new file for verl's file logger, which no other start of this run writes."""
     folder = run / "metrics"
     folder.mkdir(parents=True, exist_ok=True)
-    number = max((int(path.stem) for path in _metrics_files(folder)), default=0)
+    taken = [int(path.stem) for path in _metrics_files(folder)]
+    number = max(taken, default=0)
     while True:
         number += 1
-        with contextlib.suppress(FileExistsError):  # another start made the file first
-            path = folder / f"{number}.jsonl"
+        path = folder / f"{number}.jsonl"
+        # If the file exists, another start made it first.
+        with contextlib.suppress(FileExistsError):
             path.touch(exist_ok=False)
             return path
 
@@ -88,6 +92,13 @@ def write_into_run_dir(config: Any) -> None:
         os.environ["VERL_FILE_LOGGER_PATH"] = str(claim_metrics_file(run))
 
 
+class _Place(NamedTuple):
+    """Up to where a file is read."""
+
+    offset: int = 0  # bytes
+    lines: int = 0
+
+
 class MetricsReader:
     """Reads the metrics of a run while it writes them; each call of `new` continues the last one.
 
@@ -99,7 +110,7 @@ class MetricsReader:
     def __init__(self, run: Path) -> None:
         self.problems: list[str] = []
         self.run = run
-        self._read: dict[str, tuple[int, int]] = {}  # {name of a file: (bytes, lines) read so far}
+        self._read: dict[str, _Place] = {}  # {name of a file: the end of what is read of it}
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield (step, {name: value}) for each new line, in the order of the run's starts.
@@ -107,20 +118,24 @@ class MetricsReader:
         A value that is not a finite number becomes NaN; verl writes it as null. A last line without
         its end is skipped until verl has written the end.
         """
-        files = [self.run] if self.run.is_file() else _metrics_files(self.run / "metrics")
+        if self.run.is_file():
+            files = [self.run]
+        else:
+            files = _metrics_files(self.run / "metrics")
         for path in files:
-            offset, number = self._read.get(path.name, (0, 0))
+            place = self._read.get(path.name, _Place())
             with path.open("rb") as file:
-                file.seek(offset)
+                file.seek(place.offset)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    offset, number = offset + len(line), number + 1
-                    self._read[path.name] = offset, number
+                    place = _Place(place.offset + len(line), place.lines + 1)
+                    # Who reads may stop at any line, and the next call begins behind it.
+                    self._read[path.name] = place
                     try:
                         yield _step_of(line)
                     except (ValueError, LookupError, TypeError, AttributeError) as error:
-                        self.problems.append(f"{path}, line {number} left out: {error!r}")
+                        self.problems.append(f"{path}, line {place.lines} left out: {error!r}")
 
 
 def read_metrics(run: Path) -> Metrics:
@@ -130,7 +145,8 @@ def read_metrics(run: Path) -> Metrics:
     """
     reader = MetricsReader(run)
     metrics = merged(reader.new())
-    if problems := reader.problems:
+    problems = reader.problems
+    if problems:
         note(f"WARNING: {len(problems)} lines of {run} left out; {problems[0]}")
     return metrics
 
@@ -145,20 +161,26 @@ def merged(rows: Iterable[tuple[int, Mapping[str, float]]]) -> Metrics:
 
 def _metrics_files(folder: Path) -> list[Path]:
     """Return the metrics files in the order of the starts; other files are ignored."""
-    numbered = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal() and path.is_file())
-    return sorted(numbered, key=lambda path: int(path.stem))
+    files = []
+    for path in folder.glob("*.jsonl"):
+        if path.stem.isdecimal() and path.is_file():
+            files.append(path)
+    return sorted(files, key=lambda path: int(path.stem))
 
 
 def _step_of(line: bytes) -> tuple[int, dict[str, float]]:
+    """Return (step, {name: value}) of a line of verl's file logger."""
     record = json.loads(line)
-    data = record["data"]
-    return int(record["step"]), {name: finite_or_nan(value) for name, value in data.items()}
+    step = int(record["step"])
+    values = {name: finite_or_nan(value) for name, value in record["data"].items()}
+    return step, values
 
 
 def finite_or_nan(value: Any) -> float:
     """Return a finite number as it is, and NaN for anything else."""
-    is_number = isinstance(value, (int, float)) and math.isfinite(value)
-    return value if is_number else math.nan
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return value
+    return math.nan
 
 
 def config_of_run(folder: Path) -> Path | None:
@@ -166,16 +188,27 @@ def config_of_run(folder: Path) -> Path | None:
 
     It is the one of the last start.
     """
-    folder = folder.parent if folder.is_file() else folder
-    places = [folder]
+    if folder.is_file():
+        folder = folder.parent
+    runs = [folder]
     if folder.name == "rollouts":
-        places.append(folder.parent)
-    for run in places:
-        if recorded := manifests_in(run / STARTS):
-            return recorded[-1].with_name(COMPOSED)
-        for place in ("hydra/*/", "hydra/", ""):
-            if files := sorted(run.glob(f"{place}.hydra/config.yaml")):
-                return files[-1]
+        runs.append(folder.parent)
+    for run in runs:
+        file = _config_in(run)
+        if file is not None:
+            return file
+    return None
+
+
+def _config_in(run: Path) -> Path | None:
+    """Return the file with the configuration of the last start in a run's folder."""
+    recorded = manifests_in(run / STARTS)
+    if recorded:
+        return recorded[-1].with_name(COMPOSED)
+    for place in ("hydra/*/", "hydra/", ""):
+        files = sorted(run.glob(f"{place}.hydra/config.yaml"))
+        if files:
+            return files[-1]
     return None
 
 
@@ -192,6 +225,7 @@ def read_config(run: Path) -> Any:
 
 
 def _loaded(file: Path) -> Any:
+    """Return the content of a YAML file; raise ValueError, with its path, where there is none."""
     try:
         return OmegaConf.create(read_text(file))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
@@ -204,14 +238,14 @@ def load_config(path: Path) -> Any:
     Raises:
         ValueError: there is none.
     """
-    file = config_of_run(path) if path.is_dir() else path
-    config: Any = None
+    file: Path | None = path
+    if path.is_dir():
+        file = config_of_run(path)
     if file is not None:
         config = _loaded(file)
-    block = OmegaConf.select(config, "algorithm") if OmegaConf.is_dict(config) else None
-    if not OmegaConf.is_dict(block):
-        raise ValueError(f"{path}: no `algorithm` block; expected .hydra/config.yaml of Hydra")
-    return config
+        if OmegaConf.is_dict(config) and OmegaConf.is_dict(OmegaConf.select(config, "algorithm")):
+            return config
+    raise ValueError(f"{path}: no `algorithm` block; expected .hydra/config.yaml of Hydra")
 
 
 def curves(metrics: Metrics) -> dict[str, dict[int, float]]:
@@ -226,8 +260,12 @@ def curves(metrics: Metrics) -> dict[str, dict[int, float]]:
 def of_each_reward(all_curves: Mapping[str, Curve], statistic: str) -> dict[str, Curve]:
     """Return {reward: {step: value}} of the `curves` named `gdpo/<reward>/<statistic>`."""
     pattern = re.compile(rf"gdpo/(.+)/{statistic}")
-    matches = ((pattern.fullmatch(key), curve) for key, curve in all_curves.items())
-    return {match[1]: curve for match, curve in matches if match}
+    rewards = {}
+    for key, curve in all_curves.items():
+        match = pattern.fullmatch(key)
+        if match:
+            rewards[match[1]] = curve
+    return rewards
 
 
 def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
@@ -236,11 +274,16 @@ def training_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
     Metrics that name no reward have the reward `score`: the sum that verl logs.
     """
     all_curves = curves(metrics)
-    matches = ((TRAINING_KEY.fullmatch(key), curve) for key, curve in all_curves.items())
-    rewards = {f"{match['reward']} ({match['source']})": curve for match, curve in matches if match}
-    rewards = rewards or of_each_reward(all_curves, "mean")
-    score = {SCORE: all_curves[SCORE_KEY]} if SCORE_KEY in all_curves else {}
-    return rewards or score
+    rewards = {}
+    for key, curve in all_curves.items():
+        match = TRAINING_KEY.fullmatch(key)
+        if match:
+            rewards[f"{match['reward']} ({match['source']})"] = curve
+    if not rewards:
+        rewards = of_each_reward(all_curves, "mean")
+    if not rewards and SCORE_KEY in all_curves:
+        rewards[SCORE] = all_curves[SCORE_KEY]
+    return rewards
 
 
 def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
@@ -248,15 +291,24 @@ def validation_rewards(metrics: Metrics) -> dict[str, dict[int, float]]:
 
     The sum, `score`, is one of them where training has it alone.
     """
-    total = SCORE if SCORE in training_rewards(metrics) else ""
-    names = {SCORE: "", SCORE_IN_VALIDATION: total}  # the two are one, and one is enough
+    is_sum_shown = SCORE in training_rewards(metrics)
     rewards: dict[tuple[str, str], dict[int, float]] = {}
-    for key, steps in curves(metrics).items():
+    for key, curve in curves(metrics).items():
         match = VALIDATION_KEY.fullmatch(key)
-        if match and (name := names.get(match["reward"], match["reward"])):
-            rewards.setdefault((name, match["source"]), {}).update(steps)
-    alone = len({source for _, source in rewards}) == 1
-    return {r if alone else f"{r} ({source})": steps for (r, source), steps in rewards.items()}
+        # verl logs the sum twice, by the names of `SCORE` and `SCORE_IN_VALIDATION`.
+        if match is None or match["reward"] == SCORE:
+            continue
+        name = match["reward"]
+        if name == SCORE_IN_VALIDATION:
+            if not is_sum_shown:
+                continue
+            name = SCORE
+        rewards.setdefault((name, match["source"]), {}).update(curve)
+
+    sources = {source for _, source in rewards}
+    if len(sources) == 1:
+        return {name: curve for (name, _), curve in rewards.items()}
+    return {f"{name} ({source})": curve for (name, source), curve in rewards.items()}
 
 
 @dataclass(frozen=True)
@@ -267,28 +319,42 @@ class EndValue:
     other_step: int | None = None
 
     def __str__(self) -> str:
-        place = "" if self.other_step is None else f" (step {self.other_step})"
-        return f"{self.value:.3f}{place}"
+        text = f"{self.value:.3f}"
+        if self.other_step is not None:
+            text += f" (step {self.other_step})"
+        return text
 
 
 def ends(metrics: Metrics) -> dict[str, dict[str, EndValue]]:
-    """{reward: {one of `ENDS`: its value}}, without those that were not measured.
+    """Return {reward: {one of `ENDS`: its value}}, without those that were not measured.
 
     A validation is before the training if it is of step 0, as verl counts, and after it otherwise.
     """
-    training, validation = training_rewards(metrics), validation_rewards(metrics)
-    last = max((step for curve in training.values() for step in curve), default=0)
-    values: dict[str, dict[str, EndValue]] = {name: {} for name in (*training, *validation)}
+    training = training_rewards(metrics)
+    validation = validation_rewards(metrics)
+    steps: set[int] = set()
+    for curve in training.values():
+        steps.update(curve)
+    last = max(steps, default=0)
+
+    values: dict[str, dict[str, EndValue]] = {}
     for name, curve in training.items():
-        values[name]["first step"] = _end(curve, min(curve), named=1)
-        values[name]["last step"] = _end(curve, max(curve), named=last)
+        values[name] = {
+            "first step": _end(curve, min(curve), named=1),
+            "last step": _end(curve, max(curve), named=last),
+        }
     for name, curve in validation.items():
+        of_one = values.setdefault(name, {})
         if 0 in curve:
-            values[name]["validation before"] = EndValue(curve[0])
-        if later := [step for step in curve if step > 0]:
-            values[name]["after"] = _end(curve, max(later), named=max(last, *later))
+            of_one["validation before"] = EndValue(curve[0])
+        later = max(curve)
+        if later > 0:
+            of_one["after"] = _end(curve, later, named=max(last, later))
     return values
 
 
 def _end(curve: Mapping[int, float], step: int, named: int) -> EndValue:
-    return EndValue(curve[step], None if step == named else step)
+    """Return the value of a step, given the step that its name in `ENDS` says."""
+    if step == named:
+        return EndValue(curve[step])
+    return EndValue(curve[step], other_step=step)

@@ -16,7 +16,7 @@ documented.
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ def read_logged(source: str) -> Logged:
     if source.startswith(SERVER):
         logged = _of_server(source)
     elif path.is_file():
-        logged = Logged(path.stem, *_of_files([path]), _config_of(path.parent))
+        kind, metrics = _of_files([path])
+        logged = Logged(path.stem, kind, metrics, _config_of(path.parent))
     elif path.is_dir():
         kind, metrics = _of_folder(path)
         logged = Logged(path.resolve().name, kind, metrics, _config_of(path), path)
@@ -105,27 +106,39 @@ def _of_folder(folder: Path) -> tuple[str, Metrics]:
     Raises:
         ValueError: there is none, or there are several.
     """
-    if metrics := read_metrics(folder):
+    metrics = read_metrics(folder)
+    if metrics:
         return "file logger", metrics
     for place in PLACES:
-        runs: dict[Path, list[Path]] = {}
-        for path in sorted(folder.glob(place)):
-            # wandb's `latest-run` is a link to a run that is found under its own name too.
-            file = path.resolve()
-            if not file.is_file() or not _has_steps(file):
-                continue
-            # Each start of a resumed run has a file of events, and all lie in one folder.
-            run = file.parent if _is_tensorboard(file) else file
-            if file not in runs.setdefault(run, []):
-                runs[run].append(file)
+        runs = _runs_in(folder, place)
         if len(runs) > 1:
             names = [str(run) for run in runs]
             shown = ", ".join(names[:NAMED])
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            raise ValueError(f"{folder}: holds several runs; name one of them: {shown}{more}")
-        for files in runs.values():
+            if len(names) > NAMED:
+                shown += f" and {len(names) - NAMED} more"
+            raise ValueError(f"{folder}: holds several runs; name one of them: {shown}")
+        if runs:
+            (files,) = runs.values()
             return _of_files(files)
     raise ValueError(f"{folder}: no metrics in it; expected {WHAT_A_RUN_IS}")
+
+
+def _runs_in(folder: Path, place: str) -> dict[Path, list[Path]]:
+    """Return {run: its files} for one of `PLACES` in a folder."""
+    runs: dict[Path, list[Path]] = {}
+    for path in sorted(folder.glob(place)):
+        # wandb's `latest-run` is a link to a run that is found under its own name too.
+        file = path.resolve()
+        if not file.is_file() or not _has_steps(file):
+            continue
+        run = file
+        if _is_tensorboard(file):
+            # Each start of a resumed run has a file of events, and all lie in one folder.
+            run = file.parent
+        files = runs.setdefault(run, [])
+        if file not in files:
+            files.append(file)
+    return runs
 
 
 def _is_tensorboard(file: Path) -> bool:
@@ -153,21 +166,31 @@ def _is_of_file_logger(file: Path) -> bool:
 
 
 def _of_files(files: Sequence[Path]) -> tuple[str, Metrics]:
-    """The kind of tracker, and what its files hold; a later file is of a later start, and wins."""
-    if not _is_tensorboard(files[0]):
-        if not _is_of_file_logger(files[0]) and (metrics := read_console_log(files[0])):
+    """Return the kind of tracker, and what its files hold.
+
+    A later file is of a later start, and wins. Only a run of tensorboard has several.
+    """
+    if _is_tensorboard(files[0]):
+        return "tensorboard", merged(_scalars(files))
+    if not _is_of_file_logger(files[0]):
+        metrics = read_console_log(files[0])
+        if metrics:
             return "console", metrics
-        return "file logger", read_metrics(files[0])
+    return "file logger", read_metrics(files[0])
+
+
+def _scalars(files: Sequence[Path]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield (step, {name: value}) for each value in files of tensorboard."""
     reader = _imported("tensorboard.backend.event_processing.event_accumulator", files[0])
-    # 0 keeps all values; the default is a sample of 10,000
-    options: dict[str, Any] = {"size_guidance": {"scalars": 0}, "purge_orphaned_data": False}
-    read = [reader.EventAccumulator(str(file), **options).Reload() for file in files]
-    return "tensorboard", merged(
-        (event.step, {name: event.value})
-        for events in read
-        for name in events.Tags()["scalars"]
-        for event in events.Scalars(name)
-    )
+    for file in files:
+        # 0 keeps all values; the default is a sample of 10,000.
+        events = reader.EventAccumulator(
+            str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False
+        )
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            for event in events.Scalars(name):
+                yield event.step, {name: event.value}
 
 
 def _of_server(address: str) -> Logged:
@@ -175,25 +198,30 @@ def _of_server(address: str) -> Logged:
     wandb = _imported("wandb", address)
     try:
         run = wandb.Api().run(address.removeprefix(SERVER))
-        # `history` would return a sample of 500 steps; `_step` and the like are W&B's own columns
-        metrics = merged(
-            (
-                int(row["_step"]),
-                {
-                    name: finite_or_nan(value)
-                    for name, value in row.items()
-                    if name[0] != "_" and (isinstance(value, int | float) or value in NOT_FINITE)
-                },
-            )
-            for row in run.scan_history()
-        )
+        # `history` would return a sample of 500 steps.
+        metrics = merged(_step_of_server(row) for row in run.scan_history())
     except (wandb.errors.Error, ValueError, OSError) as error:
         raise ValueError(f"{address}: {error}; W&B needs a key (`wandb login`)") from error
-    config = OmegaConf.create(dict(run.config))
-    return Logged(run.name, "W&B", metrics, config if "algorithm" in config else None)
+    config: Any = OmegaConf.create(dict(run.config))
+    if "algorithm" not in config:
+        config = None
+    return Logged(run.name, "W&B", metrics, config)
+
+
+def _step_of_server(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+    """Return (step, {name: value}) of a row of W&B's history."""
+    values = {}
+    for name, value in row.items():
+        # `_step` and the like are W&B's own columns.
+        if name[0] == "_":
+            continue
+        if isinstance(value, int | float) or value in NOT_FINITE:
+            values[name] = finite_or_nan(value)
+    return int(row["_step"]), values
 
 
 def _imported(module: str, source: object) -> Any:
+    """Import a module that reads `source`; raise ValueError if its package is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

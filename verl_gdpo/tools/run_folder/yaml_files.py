@@ -31,7 +31,9 @@ def read_text(path: Path) -> str:
     try:
         _check_levels(text)
         root = yaml.compose(text, Loader=LOADER)
-        count = 0 if root is None else _count_nodes(root, {})
+        count = 0
+        if root is not None:
+            count = _count_nodes(root, {})
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     except RecursionError:
