@@ -45,11 +45,14 @@ WEIGHTS = (
     "with GRPO, 0.64 with GRPO's balance, and 0.06 with weights of 1."
 )
 
-GRPO, GDPO = verl_grpo_settings(GdpoSettings()), GdpoSettings(batch_norm="none")
-FIRST_STEPS = 30  # later ones show another policy
-FEWEST = 4  # groups with a signal that an interval needs
+GRPO = verl_grpo_settings(GdpoSettings())
+GDPO = GdpoSettings(batch_norm="none")
+# Later steps show another policy.
+FIRST_STEPS = 30
+# So many groups with a signal are needed for an interval.
+FEWEST = 4
 
-# of a step: the rewards of all rows after their conditions, which rows count, and their group ids
+# The rewards of all rows of a step after their conditions, which rows count, and their group ids.
 StepRewards = tuple[RewardMatrix, Bools, Any]
 
 
@@ -76,7 +79,8 @@ class Update(NamedTuple):
         if count < FEWEST:
             return None
         size = self.squares_G.sum() / count
-        size_G, part_GK = self.squares_G / size, self.products_GK / size
+        size_G = self.squares_G / size
+        part_GK = self.products_GK / size
         mean_K = (part_GK.sum(0) + 1) / (count + 2)
         apart_GK = part_GK - np.outer(size_G, mean_K)
         square_K = (apart_GK**2).sum(0) + mean_K**2 + (1 - mean_K) ** 2
@@ -107,24 +111,29 @@ class Evidence:
 
     def __init__(self, steps: Sequence[StepRewards], settings: GdpoSettings) -> None:
         self.settings = settings
-        self.has_rubric = any(step[0].criteria for step in steps)
-        weights = pd.DataFrame([step[0].weights for step in steps]).mean().loc[lambda w: w != 0]
-        tables = pd.concat([_table(*step) for step in steps], keys=range(len(steps)))
-        values = tables.sort_index()[weights.index]
+        self.has_rubric = any(rewards.criteria for rewards, _, _ in steps)
+        mean_weights = pd.DataFrame([rewards.weights for rewards, _, _ in steps]).mean()
+        weights = mean_weights[mean_weights != 0]
+        tables = [_table(rewards, counted_B, ids) for rewards, counted_B, ids in steps]
+        # The rows of a group stand together: they have its step and its id as their index.
+        of_steps = pd.concat(tables, keys=range(len(steps))).sort_index()
+        values = of_steps[weights.index]
+        # Arrays are copied, because torch warns of those that it may not write to.
         self.group_B = values.groupby(level=(0, 1)).ngroup().to_numpy(copy=True)
         self.weights_K = weights.to_numpy()
-        # copies: torch warns of what it may not write to
-        arrays = (table.to_numpy(copy=True) for table in (values.fillna(0.0), values.notna()))
-        self.rewards = RewardMatrix(weights.to_dict(), *arrays)
+        values_BK = values.fillna(0.0).to_numpy(copy=True)
+        present_BK = values.notna().to_numpy(copy=True)
+        self.rewards = RewardMatrix(weights.to_dict(), values_BK, present_BK)
         self.ranges = self.rewards.ranges(settings)
 
     @cached_property
     def updates(self) -> list[Update]:
         """Under GRPO, under GRPO on rewards divided by their ranges, and under GDPO."""
-        by_range_K = [size or 1.0 for size in self.ranges.values()]
-        by_range = self._contributions(GRPO, by_range_K)
-        arms = self._contributions(GRPO), by_range, self.of_gdpo
-        return [self._update(*arm) for arm in arms]
+        range_K = [size or 1.0 for size in self.ranges.values()]
+        of_grpo = self._contributions(GRPO)
+        of_grpo_by_range = self._contributions(GRPO, range_K)
+        arms = (of_grpo, of_grpo_by_range, self.of_gdpo)
+        return [self._update(c_BK, S_B) for c_BK, S_B in arms]
 
     @cached_property
     def of_gdpo(self) -> tuple[Floats, Floats]:
@@ -137,14 +146,25 @@ class Evidence:
 
         GDPO prefers one sample and GRPO the other; GDPO alone prefers one; GRPO alone does.
         """
-        of_rewards = self.rewards.values_BK, self.rewards.present_BK, self.weights_K, self.group_B
-        estimators, counts = advantages_without_eps(*of_rewards), np.zeros(4)
-        for apart in range(1, int(np.bincount(self.group_B).max())):  # two of the sorted samples
-            there = self.group_B[apart:] == self.group_B[:-apart]
-            gdpo, grpo = (np.sign(S_B[apart:] - S_B[:-apart])[there] for S_B in estimators)
-            kinds = gdpo * grpo < 0, (grpo == 0) & (gdpo != 0), (gdpo == 0) & (grpo != 0)
-            counts += [*np.count_nonzero(kinds, axis=1), len(gdpo)]
-        return np.asarray(counts[:3] / max(counts[3], 1))
+        S_of_gdpo_B, S_of_grpo_B = advantages_without_eps(
+            self.rewards.values_BK, self.rewards.present_BK, self.weights_K, self.group_B
+        )
+        opposite = 0
+        gdpo_alone = 0
+        grpo_alone = 0
+        pairs = 0
+        # The samples of a group stand together. So each pair of them is found once, by how far its
+        # two samples are apart.
+        largest_group = int(np.bincount(self.group_B).max())
+        for apart in range(1, largest_group):
+            is_pair = self.group_B[apart:] == self.group_B[:-apart]
+            gdpo = np.sign(S_of_gdpo_B[apart:] - S_of_gdpo_B[:-apart])[is_pair]
+            grpo = np.sign(S_of_grpo_B[apart:] - S_of_grpo_B[:-apart])[is_pair]
+            opposite += np.count_nonzero(gdpo * grpo < 0)
+            gdpo_alone += np.count_nonzero((gdpo != 0) & (grpo == 0))
+            grpo_alone += np.count_nonzero((gdpo == 0) & (grpo != 0))
+            pairs += len(gdpo)
+        return np.array([opposite, gdpo_alone, grpo_alone]) / max(pairs, 1)
 
     @property
     def can_be_balanced(self) -> bool:
@@ -166,7 +186,8 @@ class Evidence:
 
         The largest factor is 1. A reward that never varies keeps its weight.
         """
-        factor_K = np.where(self.spread_K > 0, self.spread_K / (self.spread_K.max() or 1.0), 1.0)
+        largest = self.spread_K.max() or 1.0
+        factor_K = np.where(self.spread_K > 0, self.spread_K / largest, 1.0)
         return np.asarray(self.weights_K * factor_K)
 
     def keeping_weights(self) -> KeepingWeights | None:
@@ -177,7 +198,8 @@ class Evidence:
         if GRPO updates nothing.
         """
         counts_K = self.counts_K
-        if not self.updates[0].share_K.any():
+        of_grpo_K = self.updates[0].share_K
+        if not of_grpo_K.any():
             return None
         square_KK, target_K = self.equations()
         # GRPO counts a reward by its spread.
@@ -187,7 +209,7 @@ class Evidence:
         share_K = np.zeros(len(self.weights_K))
         share_K[counts_K] = found.share_K
         # No weight gives a share to a reward that GDPO does not count.
-        missed = float(np.abs(share_K - self.updates[0].share_K).max())
+        missed = float(np.abs(share_K - of_grpo_K).max())
         return KeepingWeights(weights_K, share_K, missed)
 
     def equations(self) -> tuple[Floats, Floats]:
@@ -195,9 +217,9 @@ class Evidence:
 
         They are of the rewards that GDPO counts, of which the shares add up to 1.
         """
-        counts_K = self.counts_K
-        c_BK = self.of_gdpo[0][:, counts_K]
-        target_K = self.updates[0].share_K[counts_K]
+        all_c_BK, _ = self.of_gdpo
+        c_BK = all_c_BK[:, self.counts_K]
+        target_K = self.updates[0].share_K[self.counts_K]
         if target_K.sum() > 0:
             target_K = target_K / target_K.sum()
         return c_BK.T @ c_BK, target_K
@@ -209,24 +231,33 @@ class Evidence:
         return np.asarray(np.linalg.norm(centred, axis=1))
 
     def _contributions(self, settings: GdpoSettings, divisor_K: Any = 1.0) -> tuple[Floats, Floats]:
-        """c_BK and S_B, with weights that are divided."""
+        """Return c_BK and S_B, with weights that are divided."""
         weights_K = self.weights_K / divisor_K
         rewards = replace(self.rewards, weights=dict(zip(self.ranges, weights_K, strict=True)))
-        scalars = scalars_of(rewards, self.group_B >= 0, self.group_B, settings)
-        z_BK, S_B, values_BK = scalars.z_BK.numpy(), scalars.S_B.numpy(), rewards.values_BK
-        return contributions(z_BK, S_B, values_BK, weights_K, self.group_B, settings), S_B
+        every_B = np.ones(len(self.group_B), bool)
+        scalars = scalars_of(rewards, every_B, self.group_B, settings)
+        z_BK = scalars.z_BK.numpy()
+        S_B = scalars.S_B.numpy()
+        c_BK = contributions(z_BK, S_B, rewards.values_BK, weights_K, self.group_B, settings)
+        return c_BK, S_B
 
     def _update(self, c_BK: Floats, S_B: Floats) -> Update:
-        S_B = or_0(S_B) * groups_with_signal(S_B, c_BK, self.group_B)[self.group_B]
-        columns = (*(c_BK.T * S_B), S_B**2)
-        sums = np.array([np.bincount(self.group_B, of) for of in columns], np.float64)
-        return Update(sums[:-1].T, sums[-1])
+        """Return the sums over each group, of which those without a signal are 0."""
+        signal_G = groups_with_signal(S_B, c_BK, self.group_B)
+        S_or_0_B = or_0(S_B) * signal_G[self.group_B]
+        products_KG = [np.bincount(self.group_B, c_B * S_or_0_B) for c_B in c_BK.T]
+        squares_G = np.bincount(self.group_B, S_or_0_B**2)
+        return Update(np.array(products_KG).T, np.asarray(squares_G, np.float64))
 
 
 def _table(rewards: RewardMatrix, counted_B: Bools, group_ids: Any) -> pd.DataFrame:
-    """A column for each reward, NaN where it does not apply; a row for each sample of a group."""
+    """Return a column for each reward, NaN where it does not apply, and a row for each sample.
+
+    The index is the group of the sample.
+    """
     values_BK = np.where(rewards.present_BK, rewards.values_BK, np.nan)
-    return pd.DataFrame(values_BK, group_ids, [*rewards.weights])[counted_B]
+    table = pd.DataFrame(values_BK, index=group_ids, columns=list(rewards.weights))
+    return table[counted_B]
 
 
 class Choice(NamedTuple):
@@ -262,22 +293,28 @@ class Description(NamedTuple):
 
 def describe(evidence: Evidence, config: Any = None) -> Description:
     """Return the description of the first steps of a run, which has this configuration."""
-    reversed, untied, tied = (f"{share:.1%}" for share in evidence.changed_preferences)
-    orders = (
-        f"Take two answers to the same prompt. In {reversed} of such pairs, GDPO prefers one and "
-        f"GRPO the other; in {untied}, GDPO alone prefers one, and in {tied}, GRPO alone."
-    )
-    columns = evidence.ranges.items(), *map(_shares, evidence.updates)
-    rows = [[name, f"{size:.3g}", *of] for (name, size), *of in zip(*columns, strict=True)]
-    sentences = [orders]
+    grpo_K, by_range_K, gdpo_K = (_shares(update) for update in evidence.updates)
+    shares_of_each = zip(grpo_K, by_range_K, gdpo_K, strict=True)
+    rows = []
+    for (name, size), shares in zip(evidence.ranges.items(), shares_of_each, strict=True):
+        rows.append([name, f"{size:.3g}", *shares])
+
+    sentences = []
     if evidence.has_rubric:
-        rubric = "A rubric counts here as one reward; GDPO normalises each of its criteria."
-        sentences.insert(0, rubric)
+        sentences.append(
+            "A rubric counts here as one reward; GDPO normalises each of its criteria."
+        )
+    opposite, gdpo_alone, grpo_alone = evidence.changed_preferences
+    sentences.append(
+        f"Take two answers to the same prompt. In {opposite:.1%} of such pairs, GDPO prefers one "
+        f"and GRPO the other; in {gdpo_alone:.1%}, GDPO alone prefers one, and in "
+        f"{grpo_alone:.1%}, GRPO alone."
+    )
     return Description(rows, sentences, _choices(evidence, config))
 
 
 def _choices(evidence: Evidence, config: Any) -> list[Choice]:
-    """The weights to use with GDPO: what helped in our simulation comes first."""
+    """Return the weights to use with GDPO: what helped in our simulation comes first."""
     if not evidence.can_be_balanced:
         return [Choice("Fewer than two rewards vary here, so no weights change their shares.")]
     spreads = Choice(
@@ -288,7 +325,7 @@ def _choices(evidence: Evidence, config: Any) -> list[Choice]:
 
 
 def _balance(evidence: Evidence, config: Any) -> Choice:
-    """The weights that keep GRPO's shares. Where none were found, there are no others here."""
+    """Return the weights that keep GRPO's shares; where none were found, only a sentence."""
     keeping = evidence.keeping_weights()
     if keeping is None:
         return Choice("GRPO updates nothing here, so there is no balance of it to keep.")
@@ -299,7 +336,8 @@ def _balance(evidence: Evidence, config: Any) -> Choice:
         )
     reached = []
     for name, share in zip(evidence.ranges, keeping.share_K, strict=True):
-        percent = round(100 * share, 1) + 0.0  # without -0.0
+        # Adding 0 makes 0.0 of -0.0.
+        percent = round(100 * share, 1) + 0.0
         reached.append(f"{name} {percent:.1f}%")
     return Choice(
         "No weights were found with which GDPO keeps the balance that GRPO gives now. The nearest "
@@ -309,23 +347,37 @@ def _balance(evidence: Evidence, config: Any) -> Choice:
 
 
 def _shares(update: Update) -> list[str]:
-    """Each reward's share with its interval."""
-    share_K, interval_2K = update.share_K.round(2) + 0.0, update.interval_2K  # no -0.0
+    """Return each reward's share with its interval, as text."""
+    # Adding 0 makes 0.0 of -0.0.
+    share_K = update.share_K.round(2) + 0.0
+    interval_2K = update.interval_2K
     if interval_2K is None:
         return [f"{share:.0%} (too few groups)" for share in share_K]
-    of_rewards = zip(share_K, *interval_2K.round(2) + 0.0, strict=True)
-    return [f"{share:.0%} [{low:.0%}, {high:.0%}]" for share, low, high in of_rewards]
+    low_K, high_K = interval_2K.round(2) + 0.0
+    shown = []
+    for share, low, high in zip(share_K, low_K, high_K, strict=True):
+        shown.append(f"{share:.0%} [{low:.0%}, {high:.0%}]")
+    return shown
 
 
 def _override(evidence: Evidence, weights_K: Floats, config: Any) -> str:
-    """The override with other weights; what else the run sets of its rewards stays.
+    """Return the override with other weights; what else the run sets of its rewards stays.
 
     Weights in the list of functions are taken out: a training refuses two that differ.
     """
     terms = dict(evidence.settings.rewards_as_written)
     for name, weight in zip(evidence.ranges, weights_K, strict=True):
-        rounded, term = float(f"{weight:.3g}"), terms.get(name)
-        terms[name] = {**term, "weight": rounded} if isinstance(term, Mapping) else rounded
-    entries = {} if config is None else entries_of(config)
-    listed = [f"'~{KEY}.{name}.weight'" for name, entry in entries.items() if "weight" in entry]
-    return " ".join([*listed, line_of(REWARDS, terms)])
+        rounded = float(f"{weight:.3g}")
+        term = terms.get(name)
+        if isinstance(term, Mapping):
+            terms[name] = {**term, "weight": rounded}
+        else:
+            terms[name] = rounded
+
+    overrides = []
+    if config is not None:
+        for name, entry in entries_of(config).items():
+            if "weight" in entry:
+                overrides.append(f"'~{KEY}.{name}.weight'")
+    overrides.append(line_of(REWARDS, terms))
+    return " ".join(overrides)

@@ -15,13 +15,16 @@ from scipy import optimize
 from verl_gdpo.algorithm.zero import SAME_SHARE, SOLVED, Floats
 
 RANDOM_STARTS = 200
-ENOUGH = 10  # exact ends, among which the nearest one is
-SPREAD_OF_STARTS = 3.0  # standard deviation of the logarithm of a random factor
+# After so many exact ends, the nearest one is taken to be among them.
+ENOUGH = 10
+# This is the standard deviation of the logarithm of a random factor.
+SPREAD_OF_STARTS = 3.0
 # A smaller factor, beside the largest and in units of one over its reward's own spread, leaves the
 # reward a share that cannot be told from 0.
 SMALLEST_LOG = math.log(SAME_SHARE / 100)
-STEPS_OF_SOLVER = 200  # from one start
-SWEEPS = 1_000  # of the convex problem
+# A solver makes so many steps from one start, and so many sweeps over the convex problem.
+STEPS_OF_SOLVER = 200
+SWEEPS = 1_000
 
 
 class Factors(NamedTuple):
@@ -58,15 +61,14 @@ def factors_with_shares(square_KK: Floats, target_K: Floats, near_K: Floats) -> 
     """
     unit_K = 1 / np.sqrt(np.diag(square_KK))
     correlation_KK = square_KK * np.outer(unit_K, unit_K)
-    near_K = near_K / unit_K
+    near_in_units_K = near_K / unit_K
 
-    ends = [
-        _solved_from(start_K, correlation_KK, target_K)
-        for start_K in _solutions(correlation_KK, target_K)
-    ]
+    ends = []
+    for start_K in _solutions(correlation_KK, target_K):
+        ends.append(_solved_from(start_K, correlation_KK, target_K))
     exact = [end for end in ends if end.is_exact]
     if not exact:
-        for start_K in _many_starts(near_K):
+        for start_K in _many_starts(near_in_units_K):
             end = _solved_from(start_K, correlation_KK, target_K)
             ends.append(end)
             if end.is_exact:
@@ -75,7 +77,7 @@ def factors_with_shares(square_KK: Floats, target_K: Floats, near_K: Floats) -> 
                 break
 
     if exact:
-        best = min(exact, key=lambda end: _distance(end.factor_K, near_K))
+        best = min(exact, key=lambda end: _distance(end.factor_K, near_in_units_K))
     else:
         best = min(ends, key=lambda end: end.missed)
     factor_K = best.factor_K * unit_K
