@@ -26,7 +26,7 @@ from verl_gdpo.tasks.preparation.schema import overlap, table
 from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, sources_of
 from verl_gdpo.terminal import note
 
-# options that do not change the rows
+# Options that do not change the rows.
 OTHER_OPTIONS = ("sources", "out", "if_needed", "keep_others", "force", "base_url", "cache")
 
 
@@ -49,10 +49,11 @@ def prepare(args: argparse.Namespace) -> None:
         raise DataError(f"--out {args.out}: got a file; expected a folder or nothing there")
     task = args.sources.task
     paths = [args.out / name for name in ("train.parquet", "test.parquet")]
-    options = {k: v for k, v in vars(args).items() if k not in OTHER_OPTIONS}
+    options = {name: value for name, value in vars(args).items() if name not in OTHER_OPTIONS}
     if args.if_needed and is_there(paths, made_from(task, options)):
         print(f"{' and '.join(map(str, paths))}: up to date")
         return
+
     command_options = as_typed(options)
     made = recorded_options(paths)
     is_of_others = made is not None and made != command_options
@@ -62,32 +63,44 @@ def prepare(args: argparse.Namespace) -> None:
         return
     if not args.force:
         refuse_to_replace(paths)
+
     splits = load(args.sources, args)
     shared = overlap(splits)
     files = {args.out / f"{split}.parquet": rows for split, rows in splits.items()}
     write_parquets(files, made_from(task, options), command_options)
+
     if is_of_others:
         note(f"{args.out}: replaces what `{others_command}` made")
     print(table(splits, shared))
     for path in files:
         print(f"wrote {path} ({path.stat().st_size:,} bytes)")
-    needed = args.sources.call_formats.get(getattr(args, CALL_FORMAT, None), "")
+    # Only tasks with call formats have the option.
+    call_format = getattr(args, CALL_FORMAT, None)
+    needed = args.sources.call_formats.get(call_format, "")
     if needed:
         print(f"a run on these rows needs {needed}")
-    labels = ("row {} of test.parquet".format, "row {} of train.parquet".format)
+    test_label = "row {} of test.parquet".format
+    train_label = "row {} of train.parquet".format
     if shared.equal:
-        note(f"WARNING: {shared.describe_equal(*labels)}")
+        note(f"WARNING: {shared.describe_equal(test_label, train_label)}")
     if shared.near:
-        note(f"note: {shared.describe_near(*labels)}")
+        note(f"note: {shared.describe_near(test_label, train_label)}")
 
 
 def as_typed(options: Mapping[str, Any]) -> str:
-    """The options of a command that were given, as a user writes them."""
-    names = {name: name.replace("_", "-") for name in options} | {"source": "from"}
-    values = {names[name]: value for name, value in options.items() if value not in (None, False)}
-    return " ".join(
-        f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items()
-    )
+    """Return the options of a command that were given, as a user writes them."""
+    typed = []
+    for name, value in options.items():
+        # The number 0 is left out too: it is the seed that is used without the option.
+        if value in (None, False):
+            continue
+        option = "--" + name.replace("_", "-")
+        if name == "source":
+            option = "--from"
+        if value is not True:
+            option = f"{option} {value}"
+        typed.append(option)
+    return " ".join(typed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,8 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True)
     for name, task in TASKS.items():
         sources = sources_of(task)
-        where = sys.modules[task.rows].__doc__ if task.rows else "Rows from local files."
-        summary = (where or "").split("\n")[0]
+        where = "Rows from local files."
+        if task.rows:
+            where = sys.modules[task.rows].__doc__ or ""
+        summary = where.split("\n")[0]
         task_parser = tasks.add_parser(name, help=summary, description=summary)
         task_parser.set_defaults(sources=sources)
         add = task_parser.add_argument

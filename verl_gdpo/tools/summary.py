@@ -20,16 +20,18 @@ from verl_gdpo.tools.run_folder.folder import ENDS, NOTHING, Metrics, ends
 from verl_gdpo.tools.run_folder.tracker_logs import WHAT_A_RUN_IS, Logged, read_logged
 
 HEADER = ("reward", *ENDS)
-END_CHARACTERS = 80  # Ray's messages have hundreds
+# Ray's messages have hundreds of characters.
+END_CHARACTERS = 80
 HAS_FINDING = 3  # exit code
 
 
 def reward_table(metrics: Metrics) -> list[tuple[str, ...]]:
     """Return the rows for `HEADER`, with "-" for a value that was not measured."""
-    return [
-        (name, *(str(of_one.get(what, NOTHING)) for what in ENDS))
-        for name, of_one in ends(metrics).items()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for name, of_one in ends(metrics).items():
+        values = [str(of_one.get(what, NOTHING)) for what in ENDS]
+        rows.append((name, *values))
+    return rows
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help=WHAT_A_RUN_IS)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for a script")
     arguments = parser.parse_args(argv)
-    return as_json(arguments.run) if arguments.json else as_text(arguments.run)
+    if arguments.json:
+        return as_json(arguments.run)
+    return as_text(arguments.run)
 
 
 def as_json(source: str) -> int:
@@ -52,67 +56,79 @@ def as_json(source: str) -> int:
     except ValueError as error:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         return 1
+    rewards = {}
+    for name, of_one in ends(logged.metrics).items():
+        rewards[name] = {what: _number(end.value) for what, end in of_one.items()}
     run_findings = findings(logged.metrics)
     record = {
         "run": logged.name,
         "tracker": logged.kind,
         "last_step": max(logged.metrics),
-        "rewards": {
-            name: {what: _number(end.value) for what, end in of_one.items()}
-            for name, of_one in ends(logged.metrics).items()
-        },
+        "rewards": rewards,
         "findings": [asdict(finding) for finding in run_findings],
     }
     print(json.dumps(record, allow_nan=False))
-    return HAS_FINDING if any(not finding.is_over for finding in run_findings) else 0
+    if all(finding.is_over for finding in run_findings):
+        return 0
+    return HAS_FINDING
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
+    """Return a value as JSON can hold it, which has no NaN."""
+    if math.isfinite(value):
+        return value
+    return None
 
 
 def as_text(source: str) -> int:
-    folder, logged = Path(source), None
+    """Print what a reader wants to know of a run."""
+    folder = Path(source)
     parts = {
         "metrics": folder / "metrics",
         "rollouts": folder / "rollouts",
         "checkpoint": newest_checkpoint(checkpoints_of(folder)),
         "log": folder / "train.log",
     }
-    is_ours = any(path and path.exists() for path in parts.values())
+    is_ours = any(_is_there(path) for path in parts.values())
     try:
         logged = read_logged(source)
     except ValueError as error:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         if not is_ours:
             return 1
-    if logged is not None:
+    else:
         _print_metrics(logged)
         print(f"{'curves':<14} verl-gdpo report {source}")
     try:
         for recorded in starts_of(folder):
             _print_start(recorded)
-    except ValueError as error:  # a manifest is damaged
+    except ValueError as error:
+        # A manifest is damaged.
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
     if is_ours:
         for label, path in parts.items():
-            print(f"{label:<14} {path if path and path.exists() else 'none'}")
+            shown = path if _is_there(path) else "none"
+            print(f"{label:<14} {shown}")
     return 0
 
 
+def _is_there(path: Path | None) -> bool:
+    return path is not None and path.exists()
+
+
 def _print_start(recorded: RecordedStart) -> None:
-    start, label = recorded.start, f"start {recorded.number}"
+    start = recorded.start
+    label = f"start {recorded.number}"
     time = start.time[:16].replace("T", " ")
-    # all of it stays in the start's end.yaml
+    # The whole reason stays in the start's end.yaml.
     why = shorten(str(recorded.end.get("why", "not recorded")), END_CHARACTERS, placeholder=" ...")
     print(f"{label:<14} {time}, after step {start.step}; end: {printable(why)}")
-    changes = [
-        f"{key}: {before} -> {after} ({verdict})"
-        for key, (before, after, verdict) in start.changes.items()
-    ]
-    if changes or start.warnings:
-        print(f"{'':<14} changed: {printable('; '.join([*changes, *start.warnings]))}")
+    changes = []
+    for key, (before, after, verdict) in start.changes.items():
+        changes.append(f"{key}: {before} -> {after} ({verdict})")
+    changes.extend(start.warnings)
+    if changes:
+        print(f"{'':<14} changed: {printable('; '.join(changes))}")
 
 
 def _print_metrics(logged: Logged) -> None:
