@@ -22,16 +22,15 @@ from verl_gdpo.tasks.preparation.loading import whole_number
 from verl_gdpo.terminal import printable
 from verl_gdpo.tools.evaluate import bfcl, own_rewards, tasks
 from verl_gdpo.tools.evaluate.benchmark import Benchmark
-from verl_gdpo.tools.evaluate.dialogues import play, start_all
-from verl_gdpo.tools.evaluate.policy import choose_dtype, find_policy
+from verl_gdpo.tools.evaluate.dialogues import Dialogue, play, start_all
+from verl_gdpo.tools.evaluate.policy import Policy, choose_dtype, find_policy
 from verl_gdpo.tools.evaluate.results import compare, table, write
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command: 0 if there is a result, 1 if something fails, 2 for wrong usage."""
     try:
-        ours = map(tasks.benchmark_of, TASKS.values())
-        benchmarks = {benchmark.name: benchmark for benchmark in (*ours, bfcl.BENCHMARK)}
+        benchmarks = _benchmarks()
         arguments = _parse(benchmarks, argv)
         if arguments.compare:
             print(compare(partial(_benchmark_of_result, benchmarks), arguments.compare))
@@ -49,9 +48,20 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _benchmarks() -> dict[str, Benchmark]:
+    """Return {NAME of --bench: benchmark}."""
+    benchmarks = {}
+    for task in TASKS.values():
+        benchmark = tasks.benchmark_of(task)
+        benchmarks[benchmark.name] = benchmark
+    benchmarks[bfcl.BENCHMARK.name] = bfcl.BENCHMARK
+    return benchmarks
+
+
 def _benchmark_of_result(
     benchmarks: Mapping[str, Benchmark], result: Mapping[str, Any]
 ) -> Benchmark:
+    """Return the benchmark of a result; raise LookupError if it is none of ours."""
     if result["bench"] == own_rewards.NAME:
         return own_rewards.benchmark_of_result(result)
     return benchmarks[result["bench"]]
@@ -63,47 +73,84 @@ def evaluate(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
     Raises:
         DataError, ValueError, OSError: the policy, the data or the folder cannot be used.
     """
-    # imports torch and transformers, for which `--help` and `--compare` need not wait
+    # This imports torch and transformers, for which `--help` and `--compare` need not wait.
     from verl_gdpo.tools.evaluate import engines
 
     policy = find_policy(arguments.policy, arguments.step, trust=arguments.trust)
-    arguments.of_config, arguments.step = policy.of_config, policy.step
-    max_tokens = arguments.max_tokens or benchmark.max_tokens
-    is_of_rows = arguments.rewards is not None or benchmark.data_source in TASK_BY_SOURCE
-    if not arguments.max_tokens and is_of_rows:
-        max_tokens = int(policy.of_config("data.max_response_length", max_tokens))
-    folder = arguments.out or Path("evaluation") / f"{benchmark.name}-{policy.place.resolve().name}"
-    if policy.run is not None and not arguments.out:
-        folder = policy.run / "evaluation" / f"{benchmark.name}-step_{policy.step}"
-    folder.mkdir(parents=True, exist_ok=True)  # better now than after hours
+    # The functions of a benchmark get these with the options.
+    arguments.of_config = policy.of_config
+    arguments.step = policy.step
+    max_tokens = _max_tokens(benchmark, policy, arguments)
+    folder = arguments.out or _usual_folder(benchmark, policy)
+    # It is made now, because a folder that cannot be made would lose hours of answers.
+    folder.mkdir(parents=True, exist_ok=True)
+
     scorer = benchmark.scorer(arguments)
     dialogues = start_all(benchmark.questions(arguments), arguments.samples)
-    firsts = [(one.question, one.asks) for one in dialogues if one.sample == 0]
-    content = json.dumps([(q.key, q.category, q.ground_truth, asks) for q, asks in firsts])
     engine_name = engines.choose_engine(arguments.engine)
     template_options = policy.of_config("data.apply_chat_template_kwargs", {})
+    dtype = arguments.dtype or choose_dtype(policy)
     settings = {
         "policy": str(policy.place),
         "step": policy.step,
         "scorer": scorer,
-        "questions": hashlib.sha256(content.encode()).hexdigest(),  # and what is right
+        "questions": _digest(dialogues),
         "engine": engine_name,
-        "dtype": arguments.dtype or choose_dtype(policy),
+        "dtype": dtype,
         "max_tokens": max_tokens,
-        **{name: getattr(arguments, name) for name in ("temperature", "samples", "seed")},
+        "temperature": arguments.temperature,
+        "samples": arguments.samples,
+        "seed": arguments.seed,
         "template_options": template_options,
         "versions": {name: import_module(name).__version__ for name in (engine_name, "torch")},
     }
-    about = (template_options, max_tokens, arguments.temperature, settings["dtype"])
+
     tags = TAGS
     if policy.config is not None:
         tags = thought_tags(policy.config)
-    kept = benchmark.kept_tokens
-    engine = engines.load_engine(engine_name, policy.model, *about, tags, kept)
+    engine = engines.load_engine(
+        engine_name,
+        policy.model,
+        template_options,
+        max_tokens,
+        arguments.temperature,
+        dtype,
+        tags,
+        benchmark.kept_tokens,
+    )
     play(dialogues, engine, max_tokens, arguments.seed)
     result = write(folder, benchmark, dialogues, settings)
     print(table(result, benchmark.percent))
     print(f"written to {folder}")
+
+
+def _max_tokens(benchmark: Benchmark, policy: Policy, arguments: argparse.Namespace) -> int:
+    """Return the limit of an answer: of the command, of the run, or of the benchmark."""
+    if arguments.max_tokens:
+        return int(arguments.max_tokens)
+    is_of_rows = arguments.rewards is not None or benchmark.data_source in TASK_BY_SOURCE
+    if not is_of_rows:
+        # The run was not trained on such questions, so its limit says nothing about them.
+        return benchmark.max_tokens
+    return int(policy.of_config("data.max_response_length", benchmark.max_tokens))
+
+
+def _usual_folder(benchmark: Benchmark, policy: Policy) -> Path:
+    """Return the folder of a result without --out: in that of the run, or else in this one."""
+    if policy.run is not None:
+        return policy.run / "evaluation" / f"{benchmark.name}-step_{policy.step}"
+    return Path("evaluation") / f"{benchmark.name}-{policy.place.resolve().name}"
+
+
+def _digest(dialogues: Sequence[Dialogue]) -> str:
+    """Return a hash of what is asked and of what is right, before any answer."""
+    asked = []
+    for dialogue in dialogues:
+        if dialogue.sample == 0:
+            question = dialogue.question
+            row = (question.key, question.category, question.ground_truth, dialogue.asks)
+            asked.append(row)
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def _parse(benchmarks: Mapping[str, Benchmark], argv: Sequence[str]) -> argparse.Namespace:
@@ -113,16 +160,21 @@ def _parse(benchmarks: Mapping[str, Benchmark], argv: Sequence[str]) -> argparse
         description=f"Evaluate a policy on a benchmark:\n\n{names}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add, from_1 = parser.add_argument, partial(whole_number, 1)
+    add = parser.add_argument
+    from_1 = partial(whole_number, 1)
     about = "a run's folder, a checkpoint of verl, or the folder of a Hugging Face model"
     add("policy", metavar="RUN_OR_MODEL", nargs="?", type=Path, help=about)
     about = "one of the benchmarks above"
-    add("--bench", metavar="NAME", choices=[*benchmarks], help=about)
-    about = "in the place of --bench, your own: FILE.py:FUNCTION or MODULE:FUNCTION, called as in "
-    about += "training; every number that it returns is a column"
+    add("--bench", metavar="NAME", choices=list(benchmarks), help=about)
+    about = (
+        "in the place of --bench, your own: FILE.py:FUNCTION or MODULE:FUNCTION, called as in "
+        "training; every number that it returns is a column"
+    )
     add("--rewards", metavar="FUNCTION", help=about)
-    about = "rows in verl's columns for --rewards, *.parquet, *.json or *.jsonl; default: those on "
-    about += "which the run validated"
+    about = (
+        "rows in verl's columns for --rewards, *.parquet, *.json or *.jsonl; default: those on "
+        "which the run validated"
+    )
     add("--rows", nargs="+", default=[], type=Path, metavar="FILE", help=about)
     about = "run code that the shards of a checkpoint name"
     add("--trust", action="store_true", help=about)
@@ -149,8 +201,15 @@ def _parse(benchmarks: Mapping[str, Benchmark], argv: Sequence[str]) -> argparse
     for benchmark in benchmarks.values():
         benchmark.add_options(parser.add_argument_group(benchmark.name))
     arguments = parser.parse_args(argv)
+    _check_arguments(parser, arguments)
+    return arguments
+
+
+def _check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Exit with a message for arguments that do not belong together."""
     if arguments.compare:
-        if len(arguments.compare) < 2 or arguments.policy or arguments.bench or arguments.rewards:
+        others = arguments.policy or arguments.bench or arguments.rewards
+        if len(arguments.compare) < 2 or others:
             parser.error("--compare takes two results or more, and nothing else")
     elif not arguments.policy or bool(arguments.bench) == bool(arguments.rewards):
         parser.error(
@@ -167,4 +226,3 @@ def _parse(benchmarks: Mapping[str, Benchmark], argv: Sequence[str]) -> argparse
         parser.error(
             f"--samples {arguments.samples} needs --temperature above 0: greedy samples are equal"
         )
-    return arguments
