@@ -43,8 +43,8 @@ class Outcome(NamedTuple):
     of_answers: Sequence[Scores]
 
 
-# a dialogue about one question: it yields what the policy answers next, and gets None in the place
-# of an answer if that is longer than the model can read
+# A dialogue about one question. It yields what the policy answers next, and gets None in the place
+# of an answer if that is longer than the model can read.
 Episode = Generator[Messages, Answer | None, Outcome]
 
 
@@ -74,7 +74,9 @@ def ask_once(
     """
     answer = yield messages
     if answer is None:
-        return Outcome(score(Answer("", 0)) if lost is None else lost, [])
+        if lost is None:
+            lost = score(Answer("", 0))
+        return Outcome(lost, [])
     scores = score(answer)
     return Outcome(scores, [scores])
 

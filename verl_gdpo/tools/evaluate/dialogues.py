@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 from verl_gdpo.terminal import note
@@ -73,7 +72,8 @@ class Dialogue:
         try:
             self.asks = self._episode.send(answer)
         except StopIteration as end:
-            self.asks, self.outcome = None, end.value
+            self.asks = None
+            self.outcome = end.value
             return
         if any(message["role"] == "assistant" for message in self.asks):
             self.has_earlier_turns = True
@@ -91,7 +91,45 @@ def start_all(questions: Iterable[Question], samples: int) -> list[Dialogue]:
         if question.key in known:
             raise ValueError(f"two questions have the key {question.key!r}; expected one")
         known[question.key] = question
-    return [Dialogue(one, sample) for one in known.values() for sample in range(samples)]
+    dialogues = []
+    for question in known.values():
+        for sample in range(samples):
+            dialogues.append(Dialogue(question, sample))
+    return dialogues
+
+
+class _Asked(NamedTuple):
+    """What a dialogue asks next, as the model reads it."""
+
+    dialogue: Dialogue
+    prompt: Prompt
+
+
+class _Answered(NamedTuple):
+    """What a dialogue has asked, and its answer; None if the model could not read that much."""
+
+    asked: _Asked
+    answer: Answer | None
+
+    def go_on(self) -> None:
+        """Let the dialogue go on, up to what it asks next: this scores the answer."""
+        self.asked.dialogue.go_on(Record(self.asked.prompt.text, self.answer))
+
+
+class _Progress:
+    """Says now and then how many dialogues have ended."""
+
+    def __init__(self, dialogues: Sequence[Dialogue]) -> None:
+        self._dialogues = dialogues
+        self._last = time.monotonic()
+
+    def tell(self) -> None:
+        """Print a line, if the last one is `SECONDS_BETWEEN_LINES` old."""
+        if time.monotonic() - self._last <= SECONDS_BETWEEN_LINES:
+            return
+        self._last = time.monotonic()
+        ended = sum(one.asks is None for one in self._dialogues)
+        note(f"{ended:,} of {len(self._dialogues):,} dialogues")
 
 
 def play(dialogues: Sequence[Dialogue], engine: AnswerEngine, max_tokens: int, seed: int) -> None:
@@ -104,34 +142,49 @@ def play(dialogues: Sequence[Dialogue], engine: AnswerEngine, max_tokens: int, s
     Raises:
         ValueError: no prompt can leave that room, or the model gives no usable numbers.
     """
-    longest, last = engine.positions - max_tokens, time.monotonic()
+    longest = engine.positions - max_tokens
     if longest < 1:
         raise ValueError(
             f"--max-tokens {max_tokens}: the model has {engine.positions} positions, which leaves "
             "no room for a prompt; choose a smaller limit"
         )
+    progress = _Progress(dialogues)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        while active := [(one, one.asks) for one in dialogues if one.asks is not None]:
-            asked = [(one, engine.prompt(asks, _seed(seed, one))) for one, asks in active]
-            short = [(one, prompt) for one, prompt in asked if len(prompt.ids) <= longest]
-            too_long = [
-                (one, Record(prompt.text, None))
-                for one, prompt in asked
-                if len(prompt.ids) > longest
-            ]
-            batches = engine.answers([prompt for _, prompt in short])
-            answered = (
-                [(short[k][0], Record(short[k][1].text, answer)) for k, answer in batch.items()]
-                for batch in batches
-            )
-            for pairs in chain([too_long], answered):
-                for _ in threads.map(lambda pair: pair[0].go_on(pair[1]), pairs):
-                    if time.monotonic() - last > SECONDS_BETWEEN_LINES:
-                        last, ended = time.monotonic(), sum(one.asks is None for one in dialogues)
-                        note(f"{ended:,} of {len(dialogues):,} dialogues")
+        while True:
+            asked = _next_prompts(dialogues, engine, seed)
+            if not asked:
+                return
+            for answered in _answers(asked, engine, longest):
+                # A result comes when its dialogue has gone on, and raises what its scorer raised.
+                for _ in threads.map(_Answered.go_on, answered):
+                    progress.tell()
+
+
+def _next_prompts(dialogues: Sequence[Dialogue], engine: AnswerEngine, seed: int) -> list[_Asked]:
+    """Return what the dialogues ask that have not reached their ends."""
+    asked = []
+    for dialogue in dialogues:
+        if dialogue.asks is not None:
+            prompt = engine.prompt(dialogue.asks, _seed(seed, dialogue))
+            asked.append(_Asked(dialogue, prompt))
+    return asked
+
+
+def _answers(
+    asked: Sequence[_Asked], engine: AnswerEngine, longest: int
+) -> Iterator[list[_Answered]]:
+    """Yield the answers in batches, as they are generated; first, all prompts that are too long.
+
+    Args:
+        longest: the number of tokens that a prompt may have.
+    """
+    short = [one for one in asked if len(one.prompt.ids) <= longest]
+    yield [_Answered(one, None) for one in asked if len(one.prompt.ids) > longest]
+    for batch in engine.answers([one.prompt for one in short]):
+        yield [_Answered(short[place], answer) for place, answer in batch.items()]
 
 
 def _seed(seed: int, dialogue: Dialogue) -> int:
-    """A random stream for each answer, whatever the order and the batches."""
+    """Return a seed of its own for each answer, whatever the order and the batches."""
     text = f"{seed} {dialogue.sample} {len(dialogue.records)} {dialogue.question.key}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
