@@ -18,7 +18,8 @@ from verl_gdpo.scoring.response import TAGS, ResponseReader, Tags
 from verl_gdpo.tools.evaluate.benchmark import Answer, Messages
 from verl_gdpo.tools.evaluate.dialogues import AnswerEngine, Prompt
 
-BATCH_TOKENS = 32_768  # that a batch of transformers may hold: its prompts and their answers
+# A batch of transformers may hold so many tokens: its prompts and their answers.
+BATCH_TOKENS = 32_768
 
 
 def choose_engine(wanted: str | None) -> str:
@@ -26,7 +27,11 @@ def choose_engine(wanted: str | None) -> str:
     has_vllm = importlib.util.find_spec("vllm") is not None
     if wanted == "vllm" and not has_vllm:
         raise ValueError("--engine vllm: vLLM is not installed here; --engine transformers")
-    return wanted or ("vllm" if has_vllm and torch.cuda.is_available() else "transformers")
+    if wanted:
+        return wanted
+    if has_vllm and torch.cuda.is_available():
+        return "vllm"
+    return "transformers"
 
 
 def load_engine(
@@ -52,8 +57,9 @@ def load_engine(
         ValueError, OSError: it cannot be read, or its tokenizer has no chat template.
     """
     tokens = Tokens(model, template_options, tags, kept)
-    kind = VLLM if name == "vllm" else Transformers
-    return kind(tokens, model, max_tokens, temperature, dtype)
+    if name == "vllm":
+        return VLLM(tokens, model, max_tokens, temperature, dtype)
+    return Transformers(tokens, model, max_tokens, temperature, dtype)
 
 
 class Tokens:
@@ -79,9 +85,11 @@ class Tokens:
     def prompt(self, messages: Messages, seed: int) -> Prompt:
         """Return messages in the model's chat template, up to where its answer begins."""
         asked = [dict(message) for message in messages]
-        options = {"add_generation_prompt": True, "tokenize": False, **self._options}
+        options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False}
+        options.update(self._options)
         text = self.tokenizer.apply_chat_template(asked, **options)
-        return Prompt(text, self.tokenizer(text, add_special_tokens=False)["input_ids"], seed)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Prompt(text, ids, seed)
 
     def answer(self, prompt: Prompt, ids: Sequence[int], is_cut: bool) -> Answer:
         """Return generated tokens as text without special tokens, and ready for scoring."""
@@ -97,10 +105,16 @@ class Transformers:
     def __init__(
         self, tokens: Tokens, model: Path, max_tokens: int, temperature: float, dtype: str
     ) -> None:
-        options = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
-        loaded = AutoModelForCausalLM.from_pretrained(model, **options)
-        self._model = loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        self.prompt, self._read, self._max_tokens = tokens.prompt, tokens.answer, max_tokens
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+        device = "cpu"
+        if torch.cuda.is_available():
+            device = "cuda"
+        self._model = loaded.to(device).eval()
+        self.prompt = tokens.prompt
+        self._read = tokens.answer
+        self._max_tokens = max_tokens
         self.positions = int(loaded.config.get_text_config().max_position_embeddings)
         stops = end_ids(loaded.generation_config, loaded.config)
         self._pad = tokens.tokenizer.pad_token_id or 0
@@ -109,12 +123,20 @@ class Transformers:
     def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
         """See `AnswerEngine`; the longest prompts come first, so that memory is short soon."""
         for batch in batches([len(prompt.ids) for prompt in prompts], self._max_tokens):
-            asked = [prompts[k] for k in batch]
-            requests = [Request(p.ids, self._params, self._max_tokens, p.seed) for p in asked]
-            done = sample(self._model, requests, self._pad)
-            yield {batch[k]: self._answer(asked[k], outcome) for k, outcome in done}
+            requests = []
+            for place in batch:
+                prompt = prompts[place]
+                request = Request(prompt.ids, self._params, self._max_tokens, prompt.seed)
+                requests.append(request)
+            found = {}
+            # They come in the order in which they end.
+            for k, outcome in sample(self._model, requests, self._pad):
+                place = batch[k]
+                found[place] = self._answer(prompts[place], outcome)
+            yield found
 
     def _answer(self, prompt: Prompt, outcome: Completion | Exception) -> Answer:
+        """Return the answer of a completion; raise ValueError for what the sampler could not do."""
         if isinstance(outcome, Exception):
             raise ValueError(str(outcome))
         return self._read(prompt, outcome.token_ids, outcome.finish == "length")
@@ -123,7 +145,7 @@ class Transformers:
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Yield the places of prompts, the longest first, in batches of up to `BATCH_TOKENS` tokens.
 
-    >>> [*batches([10, 30, 20], 16_000)]
+    >>> list(batches([10, 30, 20], 16_000))
     [[1, 2], [0]]
     """
     order = sorted(range(len(lengths)), key=lambda k: (-lengths[k], k))
@@ -139,19 +161,21 @@ class VLLM:
     def __init__(
         self, tokens: Tokens, model: Path, max_tokens: int, temperature: float, dtype: str
     ) -> None:
-        self._vllm = importlib.import_module("vllm")  # not everywhere
+        # It is not installed everywhere.
+        self._vllm = importlib.import_module("vllm")
         self._llm = self._vllm.LLM(model=str(model), dtype=dtype, seed=0)
-        self.prompt, self._read = tokens.prompt, tokens.answer
+        self.prompt = tokens.prompt
+        self._read = tokens.answer
         self._options = {"max_tokens": max_tokens, "temperature": temperature, "detokenize": False}
         self.positions = int(self._llm.llm_engine.model_config.max_model_len)
 
     def answers(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Answer]]:
         """See `AnswerEngine`."""
         asked = [{"prompt_token_ids": list(prompt.ids)} for prompt in prompts]
-        params = [
-            self._vllm.SamplingParams(seed=prompt.seed % 2**31, **self._options)
-            for prompt in prompts
-        ]
+        params = []
+        for prompt in prompts:
+            seed = prompt.seed % 2**31
+            params.append(self._vllm.SamplingParams(seed=seed, **self._options))
         found = {}
         for k, output in enumerate(self._llm.generate(asked, params)):
             done = output.outputs[0]

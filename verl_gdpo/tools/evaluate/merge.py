@@ -47,8 +47,10 @@ def merge(checkpoint: Path, target: Path, *, trust: bool = False) -> None:
     fault = model_fault(checkpoint)
     if fault:
         raise ValueError(fault)
-    # before verl reads any: a verl that loaded them in another way would find nothing to run
-    dtypes = [_dtype_of(shard, trust) for shard in sorted(checkpoint.glob("model_world_size_*.pt"))]
+    # All are loaded before verl reads any: then a verl that loaded them in another way would find
+    # nothing to run.
+    shards = sorted(checkpoint.glob("model_world_size_*.pt"))
+    dtypes = [_dtype_of(shard, trust) for shard in shards]
     dtype = dtypes[0]
 
     from verl.model_merger.base_model_merger import ModelMergerConfig
@@ -62,7 +64,8 @@ def merge(checkpoint: Path, target: Path, *, trust: bool = False) -> None:
         hf_model_config_path=str(checkpoint / "huggingface"),
     )
     merger = FSDPModelMerger(config)
-    merger.model_config._attn_implementation = None  # the run's may not be here, as flash-attn
+    # That of the run may not be installed here, as flash-attn.
+    merger.model_config._attn_implementation = None
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor))
         if not trust:
@@ -76,16 +79,17 @@ def merge(checkpoint: Path, target: Path, *, trust: bool = False) -> None:
 
 
 def _loading_weights_only(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.load`, whatever its caller says of `weights_only`."""
+    """Return `torch.load` with `weights_only`, whatever its caller says of it."""
 
     def load_weights_only(*args: Any, **options: Any) -> Any:
-        return load(*args, **{**options, "weights_only": True})
+        options["weights_only"] = True
+        return load(*args, **options)
 
     return load_weights_only
 
 
 def _dtype_of(shard: Path, trust: bool) -> torch.dtype:
-    """The precision of a shard.
+    """Return the precision of a shard.
 
     Raises:
         ValueError: it has more than tensors in it, and is not trusted.
@@ -94,10 +98,11 @@ def _dtype_of(shard: Path, trust: bool) -> torch.dtype:
         weights = torch.load(shard, map_location="cpu", weights_only=not trust, mmap=True)
     except UnpicklingError:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(shard)
+        runs = ", ".join(names) or "something"
         raise ValueError(
-            f"{shard}: it is a program, and not only tensors: to load it runs "
-            f"{', '.join(names) or 'something'}. A checkpoint of verl's FSDP engine does not need "
-            "that. If you know who wrote it, --trust loads it all the same"
+            f"{shard}: it is a program, and not only tensors: to load it runs {runs}. A "
+            "checkpoint of verl's FSDP engine does not need that. If you know who wrote it, "
+            "--trust loads it all the same"
         ) from None
     return next(iter(weights.values())).dtype  # type: ignore[no-any-return]
 
@@ -105,11 +110,14 @@ def _dtype_of(shard: Path, trust: bool) -> torch.dtype:
 def _name_dtype(path: Path, dtype: torch.dtype) -> None:
     """Let a model's config.json name the precision of its weights."""
     config = json.loads(path.read_text())
-    config.pop("torch_dtype", None)  # the name before transformers 5
-    path.write_text(json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}, indent=2))
+    # This was its name before transformers 5.
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2))
 
 
 def _add_adapter(target: Path, adapter: Path, dtype: torch.dtype) -> None:
+    """Add an adapter to the weights of its folder, and remove it."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -120,6 +128,7 @@ def _add_adapter(target: Path, adapter: Path, dtype: torch.dtype) -> None:
 
 
 def _compare(target: Path, dtype: torch.dtype) -> None:
+    """Raise ValueError if a merged weight has another precision than the shards."""
     from safetensors import safe_open
 
     for path in target.glob("*.safetensors"):
