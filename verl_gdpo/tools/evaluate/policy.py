@@ -26,8 +26,10 @@ from verl_gdpo.tools.run.checkpoints import (
 )
 from verl_gdpo.tools.run_folder.folder import read_config
 
-MERGE = "verl_gdpo.tools.evaluate.merge"  # runs in a process of its own, which imports verl
-MERGED, MADE_FROM = "merged", "merged_from.json"
+# It runs in a process of its own, which imports verl.
+MERGE = "verl_gdpo.tools.evaluate.merge"
+MERGED = "merged"
+MADE_FROM = "merged_from.json"
 EXPECTED = (
     "expected a run's folder, a checkpoint of verl (global_step_N), or the folder of a Hugging "
     "Face model (config.json and *.safetensors)"
@@ -53,9 +55,14 @@ class Policy:
 
     def of_config(self, key: str, default: Any) -> Any:
         """Return a value of the run's configuration, or the default without one."""
-        value = None if self.config is None else OmegaConf.select(self.config, key)
-        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        return default if value is None else value
+        if self.config is None:
+            return default
+        value = OmegaConf.select(self.config, key)
+        if value is None:
+            return default
+        if OmegaConf.is_config(value):
+            return OmegaConf.to_container(value, resolve=True)
+        return value
 
 
 def find_policy(place: Path, step: int | None = None, *, trust: bool = False) -> Policy:
@@ -78,27 +85,40 @@ def find_policy(place: Path, step: int | None = None, *, trust: bool = False) ->
         raise ValueError(f"--step {step}: {place} is one policy, and no run; leave it out")
     if is_model:
         return Policy(place, place)
-    checkpoint = place if is_checkpoint else _checkpoint_in(place, step)
-    actor = checkpoint / "actor" if checkpoint.name != "actor" else checkpoint
+
+    checkpoint = place
+    if not is_checkpoint:
+        checkpoint = _checkpoint_in(place, step)
+    actor = checkpoint
+    if checkpoint.name != "actor":
+        actor = checkpoint / "actor"
     if not (actor / FSDP).is_file():
         raise ValueError(
             f"{actor}: no {FSDP}, so it is no whole checkpoint of verl's FSDP engine. "
             "Merge one of Megatron's with `python -m verl.model_merger merge --backend megatron "
             f"--local_dir {actor} --target_dir FOLDER`, and evaluate FOLDER"
         )
-    folder = actor.resolve().parent.parent  # of the checkpoints, which is in that of the run
+    folder_of_checkpoints = actor.resolve().parent.parent
     fault = model_fault(actor)
     if fault:
-        raise ValueError(f"{fault}. {_other_steps(folder)}")
-    run = next((run for run in (folder.parent, folder) if read_config(run) is not None), None)
-    config = None if run is None else read_config(run)
+        raise ValueError(f"{fault}. {_other_steps(folder_of_checkpoints)}")
+
+    run = None
+    config = None
+    # verl may write the checkpoints into the folder of the run, or into one within it.
+    for folder in (folder_of_checkpoints.parent, folder_of_checkpoints):
+        config = read_config(folder)
+        if config is not None:
+            run = folder
+            break
     model = merged(actor, trust=trust)
     return Policy(checkpoint, model, step_of(actor.parent.name), run, config)
 
 
 def has_gpu() -> bool:
-    """Whether torch sees a GPU."""
-    import torch  # takes seconds, which `--help` and `--compare` need not wait
+    """Return whether torch sees a GPU."""
+    # The import takes seconds, for which `--help` and `--compare` need not wait.
+    import torch
 
     return bool(torch.cuda.is_available())
 
@@ -116,14 +136,29 @@ def choose_dtype(policy: Policy) -> str:
 
 
 def _checkpoint_in(place: Path, step: int | None) -> Path:
-    """The folder `global_step_N` of a run or of a folder of checkpoints; None: the newest."""
+    """Return the folder `global_step_N` of a run or of a folder of checkpoints.
+
+    Args:
+        step: None for the newest.
+
+    Raises:
+        ValueError: there is none.
+    """
     folder = checkpoints_of(place)
-    if not folder.is_dir() and (config := read_config(place)) is not None:
-        folder = Path(OmegaConf.select(config, "trainer.default_local_dir") or folder)
-    checkpoint = newest_checkpoint(folder) if step is None else folder / f"global_step_{step}"
+    if not folder.is_dir():
+        config = read_config(place)
+        if config is not None:
+            folder = Path(OmegaConf.select(config, "trainer.default_local_dir") or folder)
+
+    wanted = "checkpoint"
+    checkpoint: Path | None
+    if step is None:
+        checkpoint = newest_checkpoint(folder)
+    else:
+        wanted = f"checkpoint of step {step}"
+        checkpoint = folder / f"global_step_{step}"
     if checkpoint is None or not checkpoint.is_dir():
         steps = sorted(step_of(path.name) for path in folder.glob("global_step_*"))
-        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise ValueError(
             f"{place}: no {wanted} in {folder}, which has the steps {steps}; a run saves one every "
             f"trainer.save_freq steps. Otherwise {EXPECTED}"
@@ -132,7 +167,7 @@ def _checkpoint_in(place: Path, step: int | None) -> Path:
 
 
 def _other_steps(folder: Path) -> str:
-    """Which checkpoints of a folder can be evaluated."""
+    """Return a sentence that says which checkpoints of a folder can be evaluated."""
     steps = []
     for checkpoint in folder.glob("global_step_*"):
         if not model_fault(checkpoint / "actor"):
@@ -147,20 +182,25 @@ def merged(actor: Path, *, trust: bool = False) -> Path:
 
     It appears whole or not at all, and what a killed merge has left goes away.
     """
-    target, temporary = actor / MERGED, actor / f".{MERGED}.tmp"
-    shards = [(path.name, path.stat()) for path in sorted(actor.glob("model_world_size_*.pt"))]
-    times = json.dumps({name: [about.st_size, about.st_mtime_ns] for name, about in shards})
-    if _text_of(target / MADE_FROM) == times:
+    target = actor / MERGED
+    temporary = actor / f".{MERGED}.tmp"
+    shards = {}
+    for path in sorted(actor.glob("model_world_size_*.pt")):
+        about = path.stat()
+        shards[path.name] = [about.st_size, about.st_mtime_ns]
+    made_from = json.dumps(shards)
+    if _text_of(target / MADE_FROM) == made_from:
         return target
     note(f"merging the shards of {actor}")
     with (actor / FSDP).open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _text_of(target / MADE_FROM) == times:  # another process was quicker
+        # Another process may have been quicker.
+        if _text_of(target / MADE_FROM) == made_from:
             return target
         rmtree(temporary, ignore_errors=True)
         try:
             _run_merger(actor, temporary, lock.fileno(), trust)
-            (temporary / MADE_FROM).write_text(times)
+            (temporary / MADE_FROM).write_text(made_from)
             rmtree(target, ignore_errors=True)
             os.replace(temporary, target)
         finally:
@@ -169,23 +209,32 @@ def merged(actor: Path, *, trust: bool = False) -> Path:
 
 
 def _text_of(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    """Return what a file holds; "" if there is none."""
+    if path.is_file():
+        return path.read_text()
+    return ""
 
 
 def _run_merger(actor: Path, target: Path, lock: int, trust: bool) -> None:
     """Merge in another process, which keeps the lock if this one is killed."""
-    platform = {} if has_gpu() else {"VERL_PLATFORM": "cpu"}
+    environment = dict(os.environ)
+    if not has_gpu():
+        environment["VERL_PLATFORM"] = "cpu"
     command = [sys.executable, "-m", MERGE, str(actor), str(target)]
     if trust:
         command.append("--trust")
     done = subprocess.run(
         command,
-        env={**os.environ, **platform},
+        env=environment,
         pass_fds=(lock,),
         capture_output=True,
         text=True,
         errors="replace",
     )
     if done.returncode:
-        *_, reason = ["", *done.stderr.strip().splitlines()]
+        # The last line of a traceback says what has failed.
+        lines = done.stderr.strip().splitlines()
+        reason = ""
+        if lines:
+            reason = lines[-1]
         raise ValueError(f"{actor}: the shards cannot be merged: {reason}")
