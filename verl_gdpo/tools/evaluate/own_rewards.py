@@ -29,8 +29,10 @@ from verl_gdpo.tools.evaluate.benchmark import (
 )
 from verl_gdpo.tools.run_folder.dump_reader import Scorer, named_rewards
 
-NAME = "own_rewards"  # in the place of a benchmark's name
-MAX_TOKENS = 1024  # without a run, which says its own
+# It stands in the place of a benchmark's name.
+NAME = "own_rewards"
+# A run says its own.
+MAX_TOKENS = 1024
 OF_RUN = "reward.custom_reward_function"
 JSON = (".json", ".jsonl")
 
@@ -64,17 +66,22 @@ class OwnRewards:
             OSError, DataError: a file cannot be read.
         """
         keywords = self.keywords(options)
-        made: list[Question] = []
+        questions: list[Question] = []
         for path in _files(options):
             for number, row in enumerate(_rows(path)):
                 place = f"{path}, row {number}"
-                source, truth = _checked(row, place)
+                _check(row, place)
                 score = partial(self._score, row, place, keywords)
-                start = partial(ask_once, row["prompt"], score)
-                made.append(Question(f"{path.name}_{number}", source, start, ground_truth=truth))
-        if not made:
+                question = Question(
+                    key=f"{path.name}_{number}",
+                    category=str(row["data_source"]),
+                    start=partial(ask_once, row["prompt"], score),
+                    ground_truth=_as_text(row["reward_model"]["ground_truth"]),
+                )
+                questions.append(question)
+        if not questions:
             raise ValueError("--rows: there is no row in these files")
-        return made
+        return questions
 
     def keywords(self, options: Namespace) -> dict[str, Any]:
         """Return the `reward_kwargs` of the run, if it was trained with this function."""
@@ -82,6 +89,7 @@ class OwnRewards:
         of_run = options.of_config(OF_RUN, {})
         if of_run.get("name", "compute_score") != function or not of_run.get("path"):
             return {}
+        # The run may have been trained elsewhere, so that only the names of the files agree.
         if Path(str(of_run["path"])).name != Path(path).name:
             return {}
         return dict(of_run.get("reward_kwargs") or {})
@@ -115,13 +123,14 @@ class OwnRewards:
 
 
 def benchmark_of(own: OwnRewards) -> Benchmark:
+    """Return the benchmark that asks rows, and scores the answers with a function."""
     return Benchmark(
-        NAME,
-        "rows and a reward function of your own",
-        own.questions,
-        own.columns,
-        MAX_TOKENS,
-        NAME,
+        name=NAME,
+        summary="rows and a reward function of your own",
+        questions=own.questions,
+        columns=own.columns,
+        max_tokens=MAX_TOKENS,
+        data_source=NAME,
         scorer=own.described,
         percent=False,
     )
@@ -131,27 +140,37 @@ def benchmark_of_result(result: Mapping[str, Any]) -> Benchmark:
     """Return the benchmark whose columns are those of a result, for a comparison."""
     rewards: dict[str, dict[str, None]] = {}
     for problem in result["problems"].values():
-        rewards.setdefault(problem["category"], {}).update(dict.fromkeys(problem["scores"]))
-    columns = partial(columns_of, rewards)
-    return Benchmark(NAME, "", lambda _options: (), columns, MAX_TOKENS, NAME, percent=False)
+        of_category = rewards.setdefault(problem["category"], {})
+        of_category.update(dict.fromkeys(problem["scores"]))
+    return Benchmark(
+        name=NAME,
+        summary="",
+        questions=lambda _options: (),
+        columns=partial(columns_of, rewards),
+        max_tokens=MAX_TOKENS,
+        data_source=NAME,
+        percent=False,
+    )
 
 
 def columns_of(
     rewards: Mapping[str, Mapping[str, None]], sources: Sequence[str]
 ) -> list[ScoreColumn]:
     """Return a column for each reward: over its data source, or the mean over several of them."""
-    made = []
-    for name in dict.fromkeys(name for source in sources for name in rewards.get(source, ())):
-        leaves = [
-            ScoreColumn(source, category=source, score=name)
-            for source in sources
-            if name in rewards.get(source, ())
-        ]
-        if len(leaves) == 1:
-            made.append(ScoreColumn(name, category=leaves[0].category, score=name))
+    # {reward: the data sources that have it}, in the order in which the rewards came
+    sources_of: dict[str, list[str]] = {}
+    for source in sources:
+        for name in rewards.get(source, ()):
+            sources_of.setdefault(name, []).append(source)
+
+    columns = []
+    for name, having in sources_of.items():
+        if len(having) == 1:
+            columns.append(ScoreColumn(name, category=having[0], score=name))
         else:
-            made.append(ScoreColumn(name, parts=tuple(leaves)))
-    return made
+            leaves = [ScoreColumn(source, category=source, score=name) for source in having]
+            columns.append(ScoreColumn(name, parts=tuple(leaves)))
+    return columns
 
 
 def _called(
@@ -165,14 +184,16 @@ def _called(
     extra_info["is_validation"] = True
     extra_info["validate"] = True
     extra_info["tool_seconds"] = 0.0
-    extra_info["num_turns"] = 2  # the prompt, and the answer
+    # They are the prompt and the answer.
+    extra_info["num_turns"] = 2
     parts = {"answer_str": response.answer, "reasoning_str": response.reasoning}
+    parts_taken = {name: parts[name] for name in parts_taken_by(scorer.function)}
     result = scorer.function(
         data_source=row["data_source"],
         solution_str=answer.text,
         ground_truth=own_copy(row["reward_model"]["ground_truth"]),
         extra_info=extra_info,
-        **{name: parts[name] for name in parts_taken_by(scorer.function)},
+        **parts_taken,
         **keywords,
     )
     if inspect.iscoroutine(result):
@@ -193,6 +214,7 @@ def _files(options: Namespace) -> list[Path]:
 
 
 def _rows(path: Path) -> Iterator[Any]:
+    """Yield the rows of a file, which are not checked; raise ValueError if it is not JSON."""
     if path.suffix not in JSON:
         yield from parquet_rows(path)
         return
@@ -208,16 +230,25 @@ def _rows(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path}: got no rows in JSON: {error}") from None
 
 
-def _checked(row: Any, place: str) -> tuple[str, str]:
-    """Return data source and ground truth of a row in verl's columns, or raise ValueError."""
+def _check(row: Any, place: str) -> None:
+    """Raise ValueError if a row does not have verl's columns."""
+    contents = []
     try:
-        source, truth = row["data_source"], row["reward_model"]["ground_truth"]
-        messages = [(message["role"], message["content"]) for message in row["prompt"]]
+        _ = row["data_source"]
+        _ = row["reward_model"]["ground_truth"]
+        for message in row["prompt"]:
+            _ = message["role"]
+            contents.append(message["content"])
     except (LookupError, TypeError) as error:
         raise ValueError(
             f"{place}: {type(error).__name__} {error}; expected verl's columns data_source, prompt "
             "(a list of messages with role and content) and reward_model.ground_truth"
         ) from None
-    if not messages or not all(isinstance(content, str) for _, content in messages):
+    if not contents or not all(isinstance(content, str) for content in contents):
         raise ValueError(f"{place}: expected a prompt of one message or more, each with a text")
-    return str(source), truth if isinstance(truth, str) else json.dumps(truth, default=str)
+
+
+def _as_text(ground_truth: Any) -> str:
+    if isinstance(ground_truth, str):
+        return ground_truth
+    return json.dumps(ground_truth, default=str)

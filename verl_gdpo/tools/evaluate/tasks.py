@@ -7,7 +7,7 @@ file is a category with the name of the file, or of its folder for a file `test.
 
 import inspect
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -28,7 +28,7 @@ from verl_gdpo.tools.evaluate.benchmark import (
     ask_once,
 )
 
-# {column: function of the rewards}, which is None where a reward does not apply to the row
+# {column: function of the rewards}. It returns None where a reward does not apply to the row.
 Shown = Mapping[str, Callable[[Mapping[str, Any]], float | None]]
 
 
@@ -45,18 +45,21 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
     # It raises ValueError for a value that the scorer does not take.
     task.bounds(**chosen)
     score = partial(_rewards, task, step=options.step, **chosen)
+
     made: list[Question] = []
-    paths, shown = _files(options, task), _shown(task)
+    paths = _files(options, task)
+    shown = _shown(task)
     for path in paths:
-        name = path.parent.name if path.stem in ("test", "train") else path.stem
+        name = path.stem
+        if name in ("test", "train"):
+            name = path.parent.name
         if any(question.category == name for question in made):
             raise ValueError(f"--data: two files have the name {name!r}; rename one")
-        rows = _rows(path, task)
-        made += [_question(row, name, k, score, shown) for k, row in enumerate(rows)]
+        for number, row in enumerate(_rows(path, task)):
+            made.append(_question(row, name, number, score, shown))
     if not made:
-        raise ValueError(
-            f"no row of {task.data_sources} is in {[*map(str, paths)]}; pass --data FILE"
-        )
+        files = [str(path) for path in paths]
+        raise ValueError(f"no row of {task.data_sources} is in {files}; pass --data FILE")
     return made
 
 
@@ -69,21 +72,38 @@ def _rewards(task: Task, answer: Answer, truth: str, **options: Any) -> Mapping[
 def _question(
     row: Mapping[str, Any], name: str, number: int, score: Callable[..., Any], shown: Shown
 ) -> Question:
+    """Return the question of a row.
+
+    Args:
+        name: that of its file.
+        number: its place in the file.
+        score: `score(answer, ground_truth)` returns the rewards.
+    """
     truth = row["reward_model"]["ground_truth"]
 
     def of_answer(answer: Answer) -> Scores:
         rewards = score(answer, truth)
-        scores = {column: read(rewards) for column, read in shown.items()}
-        return {column: score for column, score in scores.items() if score is not None}
+        scores = {}
+        for column, read in shown.items():
+            value = read(rewards)
+            if value is not None:
+                scores[column] = value
+        return scores
 
     start = partial(ask_once, row["prompt"], of_answer)
     return Question(f"{name}_{number}", name, start, ground_truth=truth)
 
 
 def _files(options: Namespace, task: Task) -> list[Path]:
-    """The files that --data names, or those that the run validated on."""
+    """Return the files that --data names, or those that the run validated on."""
     if options.data:
-        return [path / "test.parquet" if path.is_dir() else path for path in options.data]
+        paths = []
+        for path in options.data:
+            if path.is_dir():
+                paths.append(path / "test.parquet")
+            else:
+                paths.append(path)
+        return paths
     files = options.of_config("data.val_files", None)
     if not files:
         raise ValueError(
@@ -95,17 +115,24 @@ def _files(options: Namespace, task: Task) -> list[Path]:
     return [Path(file) for file in files]
 
 
-def _rows(path: Path, task: Task) -> Iterator[Mapping[str, Any]]:
-    """The checked rows of the task in a file; a run may validate on several tasks."""
+def _rows(path: Path, task: Task) -> list[Mapping[str, Any]]:
+    """Return the checked rows of the task in a file; a run may validate on several tasks."""
     if path.suffix == ".parquet":
         rows = [row for _, row in checked(enumerate(parquet_rows(path)), str(path))]
     else:
-        rows = [*read_rows(path, "test", sources_of(task))]
-    return (row for row in rows if row["data_source"] in task.data_sources)
+        rows = list(read_rows(path, "test", sources_of(task)))
+    return [row for row in rows if row["data_source"] in task.data_sources]
 
 
 def _scorer(options: Namespace, task: Task) -> dict[str, Any]:
-    """All options of the scorer: its own, those of the run, and those that the benchmark needs."""
+    """Return all options of the scorer: of two values, the later one of these counts.
+
+    They are its own defaults, those of the run, those that the benchmark needs, and those of the
+    command.
+
+    Raises:
+        ValueError: the command has an option that this scorer does not take.
+    """
     parameters = inspect.signature(task.score).parameters
     own = {name: parameters[name].default for name in options_of(task)}
     of_run = options_for(task.data_sources[0], options.of_config("reward.reward_kwargs", {}))
@@ -119,44 +146,48 @@ def _scorer(options: Namespace, task: Task) -> dict[str, Any]:
                 "tools; leave it out"
             )
         chosen[CALL_FORMAT] = options.call_format
-    return {**own, **of_run, **task.evaluation.options, **chosen}
+    return own | of_run | dict(task.evaluation.options) | chosen
 
 
 def _shown(task: Task) -> Shown:
-    """The columns of a task's record, or all of its rewards, the main one first."""
+    """Return the columns of a task's record, or all of its rewards, the main one first."""
+    if task.evaluation.columns:
+        return task.evaluation.columns
     names = sorted(task.bounds(), key=lambda name: name != task.main_reward)
-    return task.evaluation.columns or {name: methodcaller("get", name) for name in names}
+    return {name: methodcaller("get", name) for name in names}
 
 
 def _add_options(group: Any, task: Task) -> None:
     """Add the option of a scorer for the machine that runs it."""
     if WEAK in options_of(task):
-        about = "let programs run in a weak sandbox, if no better one is here"
-        option, dest = f"--{task.name.replace('_', '-')}-weak-sandbox", f"{task.name}_{WEAK}"
-        group.add_argument(option, dest=dest, action="store_true", help=about)
+        group.add_argument(
+            f"--{task.name.replace('_', '-')}-weak-sandbox",
+            dest=f"{task.name}_{WEAK}",
+            action="store_true",
+            help="let programs run in a weak sandbox, if no better one is here",
+        )
 
 
 def columns(files: Sequence[str], task: Task) -> Sequence[ScoreColumn]:
     """Return each score over all files; with several, it is the mean of theirs."""
     if len(files) == 1:
         return [ScoreColumn(name, category=files[0], score=name) for name in _shown(task)]
-    return [
-        ScoreColumn(
-            name, parts=tuple(ScoreColumn(file, category=file, score=name) for file in files)
-        )
-        for name in _shown(task)
-    ]
+    made = []
+    for name in _shown(task):
+        of_files = tuple(ScoreColumn(file, category=file, score=name) for file in files)
+        made.append(ScoreColumn(name, parts=of_files))
+    return made
 
 
 def benchmark_of(task: Task) -> Benchmark:
     """Return the benchmark of a task's rows."""
     return Benchmark(
-        task.name,
-        ", ".join(_shown(task)),
-        partial(questions, task=task),
-        partial(columns, task=task),
-        task.evaluation.max_tokens,
-        task.data_sources[0],
+        name=task.name,
+        summary=", ".join(_shown(task)),
+        questions=partial(questions, task=task),
+        columns=partial(columns, task=task),
+        max_tokens=task.evaluation.max_tokens,
+        data_source=task.data_sources[0],
         add_options=partial(_add_options, task=task),
         scorer=partial(_scorer, task=task),
         kept_tokens=task.kept_tokens,
