@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Z = 1.959963984540054  # the 97.5 % point of the normal law
+# This is the 97.5 % point of the normal law.
+Z = 1.959963984540054
 Floats = npt.NDArray[np.float64]
 
 
@@ -38,9 +39,11 @@ def wilson(right: int, count: int) -> Estimate:
     half = Z * math.sqrt(count * share * (1 - share) + Z**2 / 4)
     low = (middle - half) / (count + Z**2)
     high = (middle + half) / (count + Z**2)
-    # both ends are exact where all are wrong or right, but for the last bits
-    low = 0.0 if right == 0 else low
-    high = 1.0 if right == count else high
+    # Where all are wrong or right, rounding would leave its last bits at this end.
+    if right == 0:
+        low = 0.0
+    if right == count:
+        high = 1.0
     return Estimate(share, low, high)
 
 

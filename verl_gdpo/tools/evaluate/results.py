@@ -24,9 +24,11 @@ Floats = npt.NDArray[np.float64]
 
 DRAWS = 2000
 TAILS = (0.025, 0.975)
-FEWEST = 8  # scores that are not right or wrong say too little about their mean if there are fewer
+# Fewer scores that are not right or wrong say too little about their mean.
+FEWEST = 8
 RESULT = "result.json"
-OF_THE_POLICY = ("policy", "step")  # settings that may differ between two results without a word
+# These settings may differ between two results without a word.
+OF_THE_POLICY = ("policy", "step")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class QuestionScores:
         """Return what the problem adds to a column: to its sum, and to what this is divided by."""
         if column.over_answers:
             return self.answers.get(column.score, (0.0, 0))
-        return (self.scores[column.score], 1) if column.score in self.scores else (0.0, 0)
+        if column.score not in self.scores:
+            return 0.0, 0
+        return self.scores[column.score], 1
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,13 @@ class Draws:
 
     def weights(self, column: ScoreColumn) -> list[float]:
         """Return the weights of a column's parts, which sum to 1."""
-        # A part without a question is NaN, whatever its weight.
-        sizes = [max(1, self.size(part)) if column.by_questions else 1 for part in column.parts]
+        sizes = []
+        for part in column.parts:
+            if column.by_questions:
+                # A part without a question is NaN, whatever its weight.
+                sizes.append(max(1, self.size(part)))
+            else:
+                sizes.append(1)
         return [size / sum(sizes) for size in sizes]
 
     def drawn(
@@ -122,6 +131,15 @@ class Draws:
         if column.category not in self.places:
             nothing = np.full(DRAWS + 1, np.nan)
             return DrawnColumn(nothing, nothing, np.nan, np.nan, 0)
+        return self._drawn_category(column, problems, less)
+
+    def _drawn_category(
+        self,
+        column: ScoreColumn,
+        problems: Sequence[QuestionScores],
+        less: Sequence[QuestionScores] | None,
+    ) -> DrawnColumn:
+        """Return a column of one category."""
         places = self.places[column.category]
         times = self._times[column.category]
         side = _Side.of(column, [problems[k] for k in places], times)
@@ -159,6 +177,7 @@ class _Side:
 
     @classmethod
     def of(cls, column: ScoreColumn, problems: Sequence[QuestionScores], times: Floats) -> "_Side":
+        """Return the column over these problems, which count so often in each set."""
         sums, counts = np.array([problem.share(column) for problem in problems]).T
         totals: Floats = times @ counts
         with np.errstate(invalid="ignore"):
@@ -220,10 +239,12 @@ def numbers(
         less: return what `problems` has more than these, which are the same ones in one order. Each
             drawn set of problems counts for both, so what makes a problem hard cancels out.
     """
-    draws, made = Draws(problems), []
-    for depth, column in flat(columns_of([*draws.places])):
+    draws = Draws(problems)
+    made = []
+    for depth, column in flat(columns_of(list(draws.places))):
         drawn = draws.drawn(column, problems, less)
-        value, interval = None, None
+        value = None
+        interval = None
         if not np.isnan(drawn.values[0]):
             value = float(drawn.values[0])
             interval = _interval(column, draws, drawn, problems, less)
@@ -298,7 +319,9 @@ def _share(
     if less is None:
         return wilson(round(rights.sum()), len(rights))
     earlier = _rights(column, [less[k] for k in places])
-    return None if earlier is None else paired_difference(earlier, rights)
+    if earlier is None:
+        return None
+    return paired_difference(earlier, rights)
 
 
 def _rights(column: ScoreColumn, problems: Sequence[QuestionScores]) -> Floats | None:
@@ -320,19 +343,7 @@ def write(
     Args:
         dialogues: all of them, after their ends.
     """
-    problems = problems_of(dialogues)
-    answers = [record.answer for one in dialogues for record in one.records]
-    result = {
-        "bench": benchmark.name,
-        "settings": settings,
-        "numbers": [asdict(one) for one in numbers(benchmark.columns, [*problems.values()])],
-        "dialogues": len(dialogues),
-        "answers": sum(one is not None for one in answers),
-        "cut": sum(one is not None and one.is_cut for one in answers),
-        "too_long": sum(one is None for one in answers),
-        "notes": [*benchmark.notes, *_notes_of_turns(dialogues)],
-        "problems": {key: asdict(problem) for key, problem in problems.items()},
-    }
+    result = _result(benchmark, dialogues, settings)
     dump = folder / "rollouts" / f"{settings['step']}.jsonl"
     with replace_together(dump, folder / RESULT) as (lines, summary):
         with lines.open("w", encoding="utf-8") as file:
@@ -341,6 +352,27 @@ def write(
                     file.write(json.dumps(row) + "\n")
         summary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
+
+
+def _result(
+    benchmark: Benchmark, dialogues: Sequence[Dialogue], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what `result.json` holds."""
+    problems = problems_of(dialogues)
+    numbers_of_table = numbers(benchmark.columns, list(problems.values()))
+    records = [record for dialogue in dialogues for record in dialogue.records]
+    answers = [record.answer for record in records if record.answer is not None]
+    return {
+        "bench": benchmark.name,
+        "settings": settings,
+        "numbers": [asdict(number) for number in numbers_of_table],
+        "dialogues": len(dialogues),
+        "answers": len(answers),
+        "cut": sum(answer.is_cut for answer in answers),
+        "too_long": len(records) - len(answers),
+        "notes": list(benchmark.notes) + _notes_of_turns(dialogues),
+        "problems": {key: asdict(problem) for key, problem in problems.items()},
+    }
 
 
 def _notes_of_turns(dialogues: Sequence[Dialogue]) -> list[str]:
@@ -364,14 +396,15 @@ def problems_of(dialogues: Sequence[Dialogue]) -> dict[str, QuestionScores]:
 
 
 def _problem(samples: Sequence[Dialogue]) -> QuestionScores:
-    whole = _totals(one.outcome.scores for one in samples)
-    mean = {name: total / count for name, (total, count) in whole.items()}
-    of_answers = (scores for one in samples for scores in one.outcome.of_answers)
-    return QuestionScores(samples[0].question.category, mean, _totals(of_answers))
+    """Return the scores of the question that all these dialogues are about."""
+    totals = _totals(sample.outcome.scores for sample in samples)
+    means = {name: total / count for name, (total, count) in totals.items()}
+    of_answers = (scores for sample in samples for scores in sample.outcome.of_answers)
+    return QuestionScores(samples[0].question.category, means, _totals(of_answers))
 
 
 def _totals(several: Iterable[Scores]) -> dict[str, tuple[float, int]]:
-    """{score: (its sum, how often it is there)}"""
+    """Return {score: (its sum, how often it is there)}."""
     totals: dict[str, tuple[float, int]] = {}
     for scores in several:
         for name, value in scores.items():
@@ -381,26 +414,37 @@ def _totals(several: Iterable[Scores]) -> dict[str, tuple[float, int]]:
 
 
 def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]]:
-    """The answers of a dialogue as `tools/run_folder/dump_reader.py` reads them: one session."""
-    question, scores = dialogue.question, dict(dialogue.outcome.scores)
-    for turn, (text, answer) in enumerate(dialogue.records):
-        tokens = 0 if answer is None else answer.tokens
+    """Yield the answers of a dialogue as `tools/run_folder/dump_reader.py` reads them.
+
+    All answers of a dialogue are one session.
+    """
+    question = dialogue.question
+    scores = dict(dialogue.outcome.scores)
+    # The categories of one benchmark may have other scores.
+    data_source = source
+    if question.category != source:
+        data_source = f"{source}/{question.category}"
+    for turn, record in enumerate(dialogue.records):
+        output = ""
+        tokens = 0
+        as_scored = None
+        if record.answer is not None:
+            output = record.answer.text
+            tokens = record.answer.tokens
+            as_scored = record.answer.response.for_dump(output)
         yield {
-            "input": text,
-            "output": "" if answer is None else answer.text,
+            "input": record.input,
+            "output": output,
             "gts": question.ground_truth,
             "score": sum(scores.values()),
             "step": step,
             "uid": f"{question.key}_{dialogue.sample}_{turn}",
             "group": question.key,
             "session": dialogue.sample,
-            # the categories of one benchmark may have other scores
-            "data_source": source
-            if question.category == source
-            else f"{source}/{question.category}",
+            "data_source": data_source,
             "response_tokens": tokens,
             "trained_tokens": tokens,
-            "as_scored": None if answer is None else answer.response.for_dump(answer.text),
+            "as_scored": as_scored,
             "rewards": scores,
             "advantage": None,
             "is_padding": False,
@@ -409,23 +453,40 @@ def _rows(dialogue: Dialogue, source: str, step: int) -> Iterator[dict[str, Any]
 
 def table(result: Mapping[str, Any], percent: bool) -> str:
     """Return the numbers of a result as text, and what has to be known beside them."""
-    made = [Number(**one) for one in result["numbers"]]
-    rows = [(one.name, *_shown(one, percent), f"{one.questions:,}") for one in made]
-    header = ("%" if percent else "", "value", "95 % interval", "questions")
+    header = (_unit(percent), "value", "95 % interval", "questions")
+    rows = []
+    for one in result["numbers"]:
+        number = Number(**one)
+        value, interval = _shown(number, percent)
+        rows.append((number.name, value, interval, f"{number.questions:,}"))
+
     settings = result["settings"]
-    kind, samples = "avg" if settings["samples"] > 1 else "pass", settings["samples"]
-    remarks = (
-        f"{kind}@{samples} at temperature {settings['temperature']:g}, of one policy: another "
-        "training seed can end elsewhere.",
+    kind = "pass"
+    if settings["samples"] > 1:
+        kind = "avg"
+    lines = [
+        "",
+        render(header, rows),
+        "",
+        f"{kind}@{settings['samples']} at temperature {settings['temperature']:g}, of one policy: "
+        "another training seed can end elsewhere.",
         f"answers: {result['answers']:,}, {result['cut']:,} of them cut at "
         f"{settings['max_tokens']:,} tokens; {result['too_long']:,} of {result['dialogues']:,} "
         "dialogues wrong because a prompt was too long for the model.",
-    )
-    return "\n".join(["", render(header, rows), "", *remarks, *result["notes"]])
+    ]
+    lines.extend(result["notes"])
+    return "\n".join(lines)
+
+
+def _unit(percent: bool) -> str:
+    """Return the unit of the numbers of a table, for the corner of its header."""
+    if percent:
+        return "%"
+    return ""
 
 
 def _shown(number: Number, percent: bool) -> tuple[str, str]:
-    """A number and its interval as a table has them; "-" is not known."""
+    """Return a number and its interval as a table has them; "-" is not known."""
     if number.value is None:
         return "-", "-"
     value = _as_text(number.value, percent)
@@ -436,7 +497,9 @@ def _shown(number: Number, percent: bool) -> tuple[str, str]:
 
 
 def _as_text(value: float, percent: bool) -> str:
-    return f"{100 * value:.2f}" if percent else f"{value:.3f}"
+    if percent:
+        return f"{100 * value:.2f}"
+    return f"{value:.3f}"
 
 
 def compare(benchmark_of: Callable[[Mapping[str, Any]], Benchmark], paths: Sequence[Path]) -> str:
@@ -459,40 +522,70 @@ def compare(benchmark_of: Callable[[Mapping[str, Any]], Benchmark], paths: Seque
                 f"{path}: {result['bench']} with other questions than {first['bench']} in "
                 f"{paths[0]}; results are compared on the same ones"
             )
-    columns, percent = benchmark.columns, benchmark.percent
-    base, *others = (
-        [QuestionScores(**one["problems"][key]) for key in first["problems"]] for one in results
-    )
-    header = ["%" if percent else "", "1"]
-    rows = [[one.name, _shown(one, percent)[0]] for one in numbers(columns, base)]
-    for k, other in enumerate(others, 2):
-        header += [str(k), f"{k} less 1", "95 % interval"]
-        pairs = zip(numbers(columns, other), numbers(columns, other, less=base), strict=True)
-        for row, (value, change) in zip(rows, pairs, strict=True):
-            row += [_shown(value, percent)[0], *_shown(change, percent)]
-    names = [
-        printable(f"{k}  {path}: {one['settings']['policy']}, step {one['settings']['step']}")
-        for k, (path, one) in enumerate(zip(paths, results, strict=True), 1)
-    ]
-    return "\n".join([*names, "", render(header, rows), "", *_warnings(results)])
+
+    lines = []
+    for number, (path, result) in enumerate(zip(paths, results, strict=True), 1):
+        settings = result["settings"]
+        name = f"{number}  {path}: {settings['policy']}, step {settings['step']}"
+        lines.append(printable(name))
+    lines.append("")
+    lines.append(_comparison(benchmark, results))
+    lines.append("")
+    lines.extend(_warnings(results))
+    return "\n".join(lines)
+
+
+def _comparison(benchmark: Benchmark, results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of `compare`; the results are of the same questions."""
+    percent = benchmark.percent
+    keys = list(results[0]["problems"])
+    problems = []
+    for result in results:
+        problems.append([QuestionScores(**result["problems"][key]) for key in keys])
+    base = problems[0]
+
+    header = [_unit(percent), "1"]
+    rows = []
+    for number in numbers(benchmark.columns, base):
+        value, _ = _shown(number, percent)
+        rows.append([number.name, value])
+    for place, other in enumerate(problems[1:], 2):
+        header.extend([str(place), f"{place} less 1", "95 % interval"])
+        values = numbers(benchmark.columns, other)
+        changes = numbers(benchmark.columns, other, less=base)
+        for row, number, change in zip(rows, values, changes, strict=True):
+            value, _ = _shown(number, percent)
+            difference, interval = _shown(change, percent)
+            row.extend([value, difference, interval])
+    return render(header, rows)
 
 
 def _read(path: Path, benchmark_of: Callable[[Mapping[str, Any]], Benchmark]) -> dict[str, Any]:
-    """A result, given its file or its folder."""
-    file = path / RESULT if path.is_dir() else path
+    """Return a result, given its file or its folder.
+
+    Raises:
+        ValueError: the file cannot be read, or is another one.
+    """
+    file = path
+    if path.is_dir():
+        file = path / RESULT
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        _ = benchmark_of(result), result["problems"], result["settings"]["policy"]
+        # Another JSON file lacks one of these.
+        _ = benchmark_of(result)
+        _ = result["problems"]
+        _ = result["settings"]["policy"]
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{file}: no {RESULT} of `verl-gdpo evaluate`: {error!r}") from None
     return result
 
 
 def _warnings(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What else differs between the results, because it can move a number as the policy does."""
+    """Yield what else differs between the results: it can move a number as the policy does."""
     first = results[0]["settings"]
     for number, result in enumerate(results[1:], 2):
         other = result["settings"]
-        for key in sorted({*first, *other} - {*OF_THE_POLICY}):
+        keys = first.keys() | other.keys()
+        for key in sorted(keys - set(OF_THE_POLICY)):
             if first.get(key) != other.get(key):
                 yield f"WARNING: {key} is {first.get(key)} in 1, {other.get(key)} in {number}"
