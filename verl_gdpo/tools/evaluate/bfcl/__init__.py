@@ -21,7 +21,7 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_gdpo.tasks.tool_rl.score import TASK
 from verl_gdpo.tools.evaluate.benchmark import (
@@ -37,19 +37,50 @@ from verl_gdpo.tools.evaluate.benchmark import (
 )
 from verl_gdpo.tools.evaluate.bfcl import form, package
 
-FORMS = ("simple", "multiple", "parallel", "parallel_multiple")
-DIALOGUES = ("base", "miss_func", "miss_param", "long_context")
-# {group: its categories}, in the order of the package
+# {group: its categories}, in the order of the package.
 GROUPS = {
-    "non_live": (FORMS[0], "java", "javascript", *FORMS[1:], "irrelevance"),
-    "live": (*(f"live_{name}" for name in FORMS), "live_irrelevance", "live_relevance"),
-    "multi_turn": tuple(f"multi_turn_{kind}" for kind in DIALOGUES),
+    "non_live": (
+        "simple",
+        "java",
+        "javascript",
+        "multiple",
+        "parallel",
+        "parallel_multiple",
+        "irrelevance",
+    ),
+    "live": (
+        "live_simple",
+        "live_multiple",
+        "live_parallel",
+        "live_parallel_multiple",
+        "live_irrelevance",
+        "live_relevance",
+    ),
+    "multi_turn": (
+        "multi_turn_base",
+        "multi_turn_miss_func",
+        "multi_turn_miss_param",
+        "multi_turn_long_context",
+    ),
 }
-CATEGORIES = tuple(category for group in GROUPS.values() for category in group)
+CATEGORIES = GROUPS["non_live"] + GROUPS["live"] + GROUPS["multi_turn"]
+# The leaderboard takes the mean of these for one number: one call, in three languages.
+SIMPLE = ("simple", "java", "javascript")
 WRONG = {"format": 0.0, "accuracy": 0.0, "accuracy_after_thought": 0.0}
 
-PackageRow = Mapping[str, Any]  # what `questions` of worker.py returns
-Turns = Sequence[Sequence[tuple[str, Sequence[str]]]]  # of each turn, each answer and its calls
+# What `questions` of worker.py returns of a question.
+PackageRow = Mapping[str, Any]
+
+
+class Step(NamedTuple):
+    """An answer within a turn of a dialogue, and the calls that it makes, as text."""
+
+    answer: str
+    calls: list[str]
+
+
+# The steps of each turn.
+Turns = Sequence[Sequence[Step]]
 
 
 def questions(options: Namespace) -> Sequence[Question]:
@@ -58,21 +89,26 @@ def questions(options: Namespace) -> Sequence[Question]:
     Raises:
         ValueError, OSError: the package cannot be asked.
     """
-    names = {*(options.bfcl_v3_categories or GROUPS)}
-    chosen = [one for group, ours in GROUPS.items() for one in ours if names & {group, one}]
-    return [question(row) for one in chosen for row in package.ask(one, "questions", one)[0]]
+    names = options.bfcl_v3_categories or list(GROUPS)
+    made: list[Question] = []
+    for group, categories in GROUPS.items():
+        for category in categories:
+            if group in names or category in names:
+                rows = package.ask(category, "questions", category)[0]
+                made.extend(question(row) for row in rows)
+    return made
 
 
 def question(row: PackageRow) -> Question:
     """Return the question of a row."""
-    gold = row["gold"]
     if row["category"].startswith("multi_turn"):
-        truth = "\n".join("; ".join(calls) for calls in gold)
+        truth = "\n".join("; ".join(calls) for calls in row["gold"])
         return Question(row["key"], row["category"], partial(_play, row), truth)
     dialogue = [message for turn in row["turns"] for message in turn]
     prompt = form.prompt(row["tools"], dialogue, multi_turn=False)
     start = partial(ask_once, prompt, partial(_score, row), WRONG)
-    return Question(row["key"], row["category"], start, json.dumps(gold, ensure_ascii=False))
+    truth = json.dumps(row["gold"], ensure_ascii=False)
+    return Question(row["key"], row["category"], start, truth)
 
 
 def _score(row: PackageRow, answer: Answer) -> Scores:
@@ -97,12 +133,16 @@ def _score(row: PackageRow, answer: Answer) -> Scores:
 
 
 def _is_right(row: PackageRow, calls: Sequence[form.Call]) -> bool:
-    if not row["gold"]:  # what counts is whether there is a call
+    """Return whether the package accepts calls as the answer to a question of one turn."""
+    if not row["gold"]:
+        # Without a right answer, what counts is whether there is a call.
         return bool(calls) is (row["category"] == "live_relevance")
-    return _ask(row, "is_right", [{one.name: one.parameters} for one in calls]) == [True]
+    made = [{call.name: call.parameters} for call in calls]
+    return _ask(row, "is_right", made) == [True]
 
 
 def _ask(row: PackageRow, task: str, about: Any) -> list[Any]:
+    """Return [what a function of worker.py says of a question], or [] if that needs too much."""
     return package.ask(row["category"], task, row["key"], about)
 
 
@@ -112,44 +152,53 @@ def _play(row: PackageRow) -> Episode:
     A turn ends with an answer that makes no call. One step more than allowed ends the dialogue: as
     wrong, unless the turn is the last one; then the checker decides. So does the package.
     """
-    turns: list[list[tuple[str, list[str]]]] = []
+    turns: list[list[Step]] = []
     formats: list[Scores] = []
     for _ in row["gold"]:
-        turns.append([])
+        steps: list[Step] = []
+        turns.append(steps)
         for _ in range(form.MAX_STEPS + 1):
             messages = _messages(row, turns)
-            answer = None if messages is None else (yield messages)
+            answer = None
+            if messages is not None:
+                answer = yield messages
             if answer is None:
                 return Outcome({"accuracy": 0.0}, formats)
             response = answer.response
             calls = [str(call) for call in form.calls(response.text, multi_turn=True)]
-            turns[-1].append((response.text, calls))
+            steps.append(Step(response.text, calls))
             formats.append({"format": float(form.is_correct_format(response))})
             if not calls:
                 break
-        else:
+        if steps[-1].calls:
+            # There is a call even in the step that is one more than allowed.
             break
-    made = [[calls for _, calls in turn] for turn in turns]
-    is_right = len(turns) == len(row["gold"]) and _ask(row, "is_right_dialogue", made) == [True]
+    is_right = False
+    if len(turns) == len(row["gold"]):
+        made = [[step.calls for step in turn] for turn in turns]
+        is_right = _ask(row, "is_right_dialogue", made) == [True]
     return Outcome({"accuracy": float(is_right)}, formats)
 
 
 def _messages(row: PackageRow, turns: Turns) -> Messages | None:
-    """The dialogue so far, with the results of all calls; None if these need too much."""
-    steps = [calls for turn in turns for _, calls in turn]
-    reply = _ask(row, "results", steps) if any(steps) else [steps]
-    if not reply:
-        return None
-    results = iter(reply[0])
+    """Return the dialogue so far, with the results of all calls; None if these need too much."""
+    calls_of_steps = [step.calls for turn in turns for step in turn]
+    # A step without calls has no results.
+    results_of_steps: Sequence[Sequence[str]] = calls_of_steps
+    if any(calls_of_steps):
+        reply = _ask(row, "results", calls_of_steps)
+        if not reply:
+            return None
+        results_of_steps = reply[0]
+
+    results_left = iter(results_of_steps)
     messages: list[Mapping[str, str]] = []
     for turn, request in zip(turns, row["turns"], strict=False):
-        messages += request
-        for answer, calls in turn:
-            messages.append({"role": "assistant", "content": answer})
-            messages += [
-                {"role": "tool", "name": call, "content": result}
-                for call, result in zip(calls, next(results), strict=True)
-            ]
+        messages.extend(request)
+        for step in turn:
+            messages.append({"role": "assistant", "content": step.answer})
+            for call, result in zip(step.calls, next(results_left), strict=True):
+                messages.append({"role": "tool", "name": call, "content": result})
     return form.prompt(row["tools"], messages, multi_turn=True)
 
 
@@ -158,9 +207,10 @@ def columns(_categories: Sequence[str]) -> Sequence[ScoreColumn]:
 
     Source: the leaderboard of bfcl-eval 2025.6.8, which counts what was not run as 0.
     """
-    non_live, live = _non_live("non-live", "accuracy"), _live("live", "accuracy")
+    non_live = _non_live("non-live", "accuracy")
+    live = _live("live", "accuracy")
     dialogues = ScoreColumn("multi-turn", parts=_leaves("multi_turn", "accuracy"))
-    single = (*_leaves("non_live", "format"), *_leaves("live", "format"))
+    single = _leaves("non_live", "format") + _leaves("live", "format")
     return (
         live,
         dialogues,
@@ -174,14 +224,20 @@ def columns(_categories: Sequence[str]) -> Sequence[ScoreColumn]:
 
 
 def _leaves(group: str, score: str) -> tuple[ScoreColumn, ...]:
-    is_format = score == "format"
-    return tuple(ScoreColumn(one, one, score, over_answers=is_format) for one in GROUPS[group])
+    """Return a column for each category of a group. The format is over all answers."""
+    leaves = []
+    for name in GROUPS[group]:
+        leaf = ScoreColumn(name, category=name, score=score, over_answers=score == "format")
+        leaves.append(leaf)
+    return tuple(leaves)
 
 
 def _non_live(name: str, score: str) -> ScoreColumn:
-    *languages, multiple, parallel, both, irrelevance = _leaves("non_live", score)
-    simple = ScoreColumn("simple, in three languages", parts=tuple(languages))
-    return ScoreColumn(name, parts=(simple, multiple, parallel, both, irrelevance))
+    leaves = _leaves("non_live", score)
+    languages = tuple(leaf for leaf in leaves if leaf.category in SIMPLE)
+    others = tuple(leaf for leaf in leaves if leaf.category not in SIMPLE)
+    simple = ScoreColumn("simple, in three languages", parts=languages)
+    return ScoreColumn(name, parts=(simple, *others))
 
 
 def _live(name: str, score: str) -> ScoreColumn:
@@ -189,7 +245,7 @@ def _live(name: str, score: str) -> ScoreColumn:
 
 
 def _add_options(group: Any) -> None:
-    names = [*GROUPS, *CATEGORIES]
+    names = list(GROUPS) + list(CATEGORIES)
     about = f"only these of {', '.join(names)}; a number that needs another one stays empty"
     option = "--bfcl-v3-categories"
     group.add_argument(option, nargs="+", metavar="NAME", choices=names, help=about)

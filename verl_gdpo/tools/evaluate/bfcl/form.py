@@ -25,7 +25,7 @@ from verl_gdpo.tools.evaluate.benchmark import Messages
 
 Tool = Mapping[str, Any]  # {"name": ..., "description": ..., "parameters": {"properties": ...}}
 
-# calls that a turn may make results of; one step more with calls ends the dialogue as wrong
+# So many steps of a turn may have calls. One more with calls ends the dialogue as wrong.
 MAX_STEPS = 20
 
 _PROMPTS = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
@@ -41,7 +41,9 @@ def prompt(tools: Sequence[Tool], dialogue: Messages, *, multi_turn: bool) -> Me
         multi_turn: which of two fixed sentences follows each request.
     """
     listed = "\n".join(_numbered(tool, number) for number, tool in enumerate(tools, 1))
-    request = _PROMPTS["multi_turn" if multi_turn else "single_turn"]
+    request = _PROMPTS["single_turn"]
+    if multi_turn:
+        request = _PROMPTS["multi_turn"]
     lines = "".join(_line(message, request) for message in dialogue)
     if dialogue and dialogue[-1]["role"] == "tool":
         lines += f"\n<user> {_PROMPTS['after_results']} </user>\n"
@@ -52,6 +54,7 @@ def prompt(tools: Sequence[Tool], dialogue: Messages, *, multi_turn: bool) -> Me
 
 
 def _numbered(tool: Tool, number: int) -> str:
+    """Return a tool as the system message lists it."""
     parameters = json.dumps(tool["parameters"].get("properties", {}))
     return (
         f"{number}. Name: {tool['name']}\nDescription: {tool['description']}\n"
@@ -60,13 +63,16 @@ def _numbered(tool: Tool, number: int) -> str:
 
 
 def _line(message: Mapping[str, str], request: str) -> str:
+    """Return a message as the dialogue so far has it."""
     text = message["content"].strip()
     if message["role"] == "user":
         return f"<user> {text}\n{request} </user>\n"
     if message["role"] == "tool":
         name = message["name"].strip()
         return f"<obs> You have made the tool call {name}. Execution returns: {text} </obs>\n"
-    return f"\n{text}\n" if message["role"] == "assistant" else ""
+    if message["role"] == "assistant":
+        return f"\n{text}\n"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,8 @@ class Call:
         """
         parameters = ", ".join(f"{key}={value!r}" for key, value in self.parameters.items())
         text = f"{self.name}({parameters})"
-        return text.encode(errors="backslashreplace").decode()  # JSON may hold half a character
+        # JSON may hold half a character.
+        return text.encode(errors="backslashreplace").decode()
 
 
 def calls(answer: str, *, multi_turn: bool) -> list[Call]:
@@ -99,23 +106,27 @@ def calls(answer: str, *, multi_turn: bool) -> list[Call]:
     if TOOL_CALL_OPEN not in answer:
         return []
     block = answer.rpartition(TOOL_CALL_OPEN)[2].partition(TOOL_CALL_CLOSE)[0]
-    pairs = []
+    made = []
     for line in block.strip().split("\n"):
         try:
             read = json.loads(line)
-        except (ValueError, RecursionError):  # not JSON, or nested too deep for Python
+        except (ValueError, RecursionError):
+            # It is not JSON, or nested too deep for Python.
             continue
         if not isinstance(read, dict) or not isinstance(read.get(NAME_KEY), str):
             continue
         if read[NAME_KEY].strip().lower() == "none":
             continue
-        if PARAMETERS_KEY in read or multi_turn:
-            pairs.append((read[NAME_KEY], read.get(PARAMETERS_KEY, {})))
-    if not all(isinstance(parameters, dict) for _, parameters in pairs):
-        return []
-    return [Call(*pair) for pair in pairs]
+        if PARAMETERS_KEY not in read and not multi_turn:
+            continue
+        parameters = read.get(PARAMETERS_KEY, {})
+        if not isinstance(parameters, dict):
+            return []
+        made.append(Call(read[NAME_KEY], parameters))
+    return made
 
 
+# A ground truth of each form: calls, a reply, and both.
 _KINDS = [
     render_answer("", [{NAME_KEY: "f", PARAMETERS_KEY: {}}]),
     render_answer("", response_text=""),
@@ -124,6 +135,6 @@ _KINDS = [
 
 
 def is_correct_format(response: Response) -> bool:
-    """Whether an answer has one of the three forms that ToolRL trains: calls, a reply, or both."""
+    """Return whether an answer has one of ToolRL's three forms: calls, a reply, or both."""
     text, told = arguments_for(tool_rl.TASK, response)
     return any(tool_rl.score(text, kind, **told)["format"] == 1 for kind in _KINDS)

@@ -22,7 +22,8 @@ from verl_gdpo.terminal import note
 
 PINS = Path(__file__).with_name("requirements.txt")
 WORKER = Path(__file__).with_name("worker.py")
-WHOLE = "is_whole"  # a file in an environment, written last
+# This file in an environment is written last.
+WHOLE = "is_whole"
 
 _turn = threading.Lock()
 
@@ -39,7 +40,8 @@ def ask(category: str, task: str, *arguments: Any) -> list[Any]:
     """
     try:
         request = json.dumps([task, *arguments])
-    except RecursionError:  # of what a policy wrote
+    except RecursionError:
+        # What a policy wrote is nested too deep.
         return []
     with _turn:
         process = _process(category.startswith("multi_turn"))
@@ -58,7 +60,11 @@ def ask(category: str, task: str, *arguments: Any) -> list[Any]:
 
 @functools.cache
 def _process(of_dialogues: bool) -> "subprocess.Popen[str]":
-    """The process that has imported the package; it ends with this one."""
+    """Return the process that has imported the package; it ends with this one.
+
+    Raises:
+        ValueError, OSError: there is no environment, or no process in it.
+    """
     process = subprocess.Popen(
         [environment() / "bin" / "python", "-I", "-W", "ignore", WORKER, lock.__file__],
         stdin=subprocess.PIPE,
@@ -98,7 +104,9 @@ def environment() -> Path:
 
 
 def _run(*command: str | Path) -> None:
-    if subprocess.run(command, stdout=sys.stderr).returncode:
+    """Run a command; raise ValueError if it fails."""
+    done = subprocess.run(command, stdout=sys.stderr)
+    if done.returncode:
         raise ValueError(
             f"bfcl_v3: {' '.join(map(str, command))} failed, for the reason above. pip needs a "
             "package index: set PIP_INDEX_URL or HTTPS_PROXY, and start again"
