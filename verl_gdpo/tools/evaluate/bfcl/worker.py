@@ -41,51 +41,70 @@ from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn
 from bfcl_eval.model_handler.utils import func_doc_language_specific_pre_processing
 from bfcl_eval.utils import load_file
 
-LIMIT_CPU_S, LIMIT_WALL_S = 5, 60  # most requests take milliseconds
+# Most requests take milliseconds.
+LIMIT_CPU_S = 5
+LIMIT_WALL_S = 60
 LIMIT_BYTES = 2 << 30
-LONGEST_REPLY_BYTES = 1 << 24  # more than any policy can read
-LANGUAGES = {"java": "Java", "javascript": "JavaScript"}  # {category: language}; others: Python
-POLICY = "policy"  # a name for the package, which keeps simulators by name
+# It is more than any policy can read.
+LONGEST_REPLY_BYTES = 1 << 24
+# {category: language}; the others are Python.
+LANGUAGES = {"java": "Java", "javascript": "JavaScript"}
+# The package keeps simulators by the name of a model.
+POLICY = "policy"
 
-_rows: dict[str, dict[str, Any]] = {}  # of the package; {key: row}
+# {key: row of the package}
+_rows: dict[str, dict[str, Any]] = {}
 
 
 def questions(category: str) -> list[dict[str, Any]]:
     """Return all questions of a category; `tools` have hints about the programming language."""
     if not category.startswith("multi_turn"):
         _checker()
-    path, times = POSSIBLE_ANSWER_PATH / TEST_FILE_MAPPING[category], Counter[str]()
-    gold = {row["id"]: row["ground_truth"] for row in load_file(path)} if path.exists() else {}
+    path = POSSIBLE_ANSWER_PATH / TEST_FILE_MAPPING[category]
+    gold = {}
+    if path.exists():
+        gold = {row["id"]: row["ground_truth"] for row in load_file(path)}
+
+    times = Counter[str]()
     made = []
     for row in load_file(PROMPT_PATH / TEST_FILE_MAPPING[category]):
-        times[row["id"]] += 1
-        # two questions of live_relevance have one id
-        key = row["id"] if times[row["id"]] == 1 else f"{row['id']}.{times[row['id']]}"
-        known = {"key": key, "category": category, "gold": gold.get(row["id"], "")}
+        name = row["id"]
+        times[name] += 1
+        key = name
+        # Two questions of live_relevance have one id.
+        if times[name] > 1:
+            key = f"{name}.{times[name]}"
+        known = {"key": key, "category": category, "gold": gold.get(name, "")}
         _rows[key] = row | known
         tools, turns = _tools_and_turns(row)
-        tools = func_doc_language_specific_pre_processing(tools, category)
-        made.append({**known, "tools": tools, "turns": turns})
+        hinted = func_doc_language_specific_pre_processing(tools, category)
+        made.append(known | {"tools": hinted, "turns": turns})
     return made
 
 
 def _tools_and_turns(row: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """What a policy can call from the start, and what the user says in each turn."""
+    """Return what a policy can call from the start, and what the user says in each turn."""
     if "function" in row:
-        return json.loads(json.dumps(row["function"])), row["question"]
-    files = [MULTI_TURN_FUNC_DOC_PATH / DOCUMENTS[name] for name in row["involved_classes"]]
-    tools = {tool["name"]: tool for file in files for tool in load_file(file)}
+        # The package writes its hints into the tools, and the checker needs them without.
+        tools = json.loads(json.dumps(row["function"]))
+        return tools, row["question"]
+    tool_of = {}
+    for name in row["involved_classes"]:
+        for tool in load_file(MULTI_TURN_FUNC_DOC_PATH / DOCUMENTS[name]):
+            tool_of[tool["name"]] = tool
     turns = list(row["question"])
+    # Some tools are there only after a turn in which the user shows them.
     for turn, names in row.get("missed_function", {}).items():
-        content = REVEALED.format(functions=[tools.pop(name) for name in names])
+        content = REVEALED.format(functions=[tool_of.pop(name) for name in names])
         turns[int(turn)] = [{"role": "user", "content": content}]
-    return [*tools.values()], turns
+    return list(tool_of.values()), turns
 
 
 @functools.cache
 def _checker() -> tuple[Callable[..., Any], str]:
-    """The package's checker, and a name of a model for which it takes functions by their names."""
-    # imports the clients of all providers: seconds, and memory that each process would copy
+    """Return the package's checker, and a model for which it takes functions by their names."""
+    # This imports the clients of all providers, which takes seconds, and memory that each process
+    # would copy.
     from bfcl_eval.eval_checker.ast_eval import ast_checker
 
     models = ast_checker.MODEL_CONFIG_MAPPING.items()
@@ -95,26 +114,36 @@ def _checker() -> tuple[Callable[..., Any], str]:
 
 def is_right(key: str, calls: list[dict[str, Any]]) -> bool:
     """Return whether calls answer a question of a single turn."""
-    row, (check, model) = _rows[key], _checker()
+    row = _rows[key]
+    check, model = _checker()
     language = LANGUAGES.get(row["category"], "Python")
-    asked = (row["function"], calls, row["gold"], language, row["category"], model)
-    return bool(check(*asked)["valid"])
+    said = check(row["function"], calls, row["gold"], language, row["category"], model)
+    return bool(said["valid"])
 
 
 def results(key: str, steps: list[list[str]]) -> list[list[str]]:
     """Return what each call of each step of a dialogue returns, as a policy reads it."""
     row = _rows[key]
-    simulated = (row["initial_config"], row["involved_classes"], POLICY, row["id"])
-    is_long, run = "long_context" in row["id"], multi_turn_utils.execute_multi_turn_func_call
-    made = [run(calls, *simulated, is_long)[0] for calls in steps]
-    # a result may hold half a character
-    return [[text.encode(errors="backslashreplace").decode() for text in step] for step in made]
+    made = []
+    for calls in steps:
+        texts, _ = multi_turn_utils.execute_multi_turn_func_call(
+            calls,
+            row["initial_config"],
+            row["involved_classes"],
+            POLICY,
+            row["id"],
+            "long_context" in row["id"],
+        )
+        # A result may hold half a character.
+        made.append([text.encode(errors="backslashreplace").decode() for text in texts])
+    return made
 
 
 def is_right_dialogue(key: str, turns: list[list[list[str]]]) -> bool:
     """Return whether the calls of each step of each turn of a dialogue are right."""
     row = _rows[key]
-    return bool(multi_turn_checker(turns, row["gold"], row, row["category"], POLICY)["valid"])
+    said = multi_turn_checker(turns, row["gold"], row, row["category"], POLICY)
+    return bool(said["valid"])
 
 
 def here(answer: Callable[[], Any]) -> list[Any]:
@@ -153,22 +182,36 @@ def apart(answer: Callable[[], Any], lock: Callable[[], None]) -> list[Any]:
         raise OSError("somebody has killed a process of bfcl-eval; is there enough memory?")
     late.cancel()
     late.join()
-    return list(json.loads(reply)) if reply.endswith(b"]") else []
+    if not reply.endswith(b"]"):
+        return []
+    return list(json.loads(reply))
 
 
 def main(file_of_lock: str) -> None:
     """Reply until the input ends."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the package prints is no reply
+    # What the package prints is no reply.
+    os.dup2(2, 1)
     locking = runpy.run_path(file_of_lock)
-    # Python's own files, because some modules are imported when they are first needed
+    # A locked process reads Python's own files, because some modules are imported when they are
+    # first needed.
     readable = (sys.prefix, sys.base_prefix)
     lock = functools.partial(locking["lock"], readable, None, locking["landlock_version"]())
+    # These are imported once, and not in each process.
     for module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.values():
-        importlib.import_module(module)  # once, and not in each process
-    is_locked = apart(lambda: True, lock) == [True]
-    print(json.dumps("" if is_locked else "no process can be locked in"), file=replies, flush=True)
-    tasks = {task.__name__: task for task in (questions, is_right, results, is_right_dialogue)}
+        importlib.import_module(module)
+
+    trouble = ""
+    if apart(lambda: True, lock) != [True]:
+        trouble = "no process can be locked in"
+    print(json.dumps(trouble), file=replies, flush=True)
+
+    tasks: dict[str, Callable[..., Any]] = {
+        "questions": questions,
+        "is_right": is_right,
+        "results": results,
+        "is_right_dialogue": is_right_dialogue,
+    }
     for line in sys.stdin:
         task, *arguments = json.loads(line)
         answer = functools.partial(tasks[task], *arguments)
