@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FENCE, PYTHON = "```", "python"
+FENCE = "```"
+PYTHON = "python"
 OPENING = re.compile(rf"{FENCE}(?:{PYTHON}|py)[\d.]*(?!\w)", re.IGNORECASE)
-# of a program; no comment, which is a heading in Markdown
+# How a program begins. A comment does not count, because it is a heading in Markdown.
 FIRST_LINE = re.compile(r"(?:import|from|def|class|for|print)\b|@|[A-Za-z_][\w,.\[\] ]*=")
 SYSTEM_PROMPT = (
     "Solve the problem in Python, with its standard library alone. The program reads standard "
@@ -28,7 +29,8 @@ SYSTEM_PROMPT = (
     f"whole program, once, between a line {FENCE}{PYTHON} and a line {FENCE}."
 )
 KEYS = {"function", "tests"}
-PRINTS: Mapping[str, type] = {"input": str, "output": str}  # a test, and the types of its parts
+# The parts of a test and their types, for a program that prints and for a function.
+PRINTS: Mapping[str, type] = {"input": str, "output": str}
 CALLS: Mapping[str, type] = {"args": list, "kwargs": dict, "accepted": list}
 
 
@@ -42,8 +44,9 @@ class Problem:
 
     def text(self) -> str:
         """The ground truth."""
-        solution = {} if self.solution is None else {"solution": self.solution}
-        parts = {"function": self.function, "tests": self.tests, **solution}
+        parts: dict[str, Any] = {"function": self.function, "tests": self.tests}
+        if self.solution is not None:
+            parts["solution"] = self.solution
         return json.dumps(parts, ensure_ascii=False)
 
 
@@ -59,33 +62,43 @@ def parse(ground_truth: str) -> Problem:
         raise ValueError(
             f"coding ground truth: got no JSON ({error}): {repr(ground_truth)[:80]}"
         ) from error
-    if not isinstance(parts, dict) or {*parts} - {"solution"} != KEYS:
-        got = [*parts] if isinstance(parts, dict) else parts
-        raise ValueError(f"coding ground truth: got {repr(got)[:80]}; expected the keys {KEYS}")
-    function, tests, solution = parts["function"], parts["tests"], parts.get("solution")
-    if not (function is None or (isinstance(function, str) and function.isidentifier())):
+    if not isinstance(parts, dict):
+        raise _bad_keys(parts)
+    if parts.keys() - {"solution"} != KEYS:
+        raise _bad_keys(list(parts))
+
+    function = parts["function"]
+    if function is not None and not (isinstance(function, str) and function.isidentifier()):
         raise _bad("function", function, "null or a name")
-    if not (solution is None or isinstance(solution, str)):
+    solution = parts.get("solution")
+    if solution is not None and not isinstance(solution, str):
         raise _bad("solution", solution, "a program")
-    if not (isinstance(tests, list) and tests):
+    tests = parts["tests"]
+    if not isinstance(tests, list) or not tests:
         raise _bad("tests", tests, "a list of at least one")
+    types = PRINTS if function is None else CALLS
     for number, test in enumerate(tests):
-        _check_test(test, f"tests[{number}]", CALLS if function else PRINTS)
+        _check_test(test, f"tests[{number}]", types)
     return Problem(function, tests, solution)
 
 
 def _check_test(test: Any, where: str, types: Mapping[str, type]) -> None:
-    if not isinstance(test, dict) or {*test} != {*types}:
+    if not isinstance(test, dict) or test.keys() != types.keys():
         raise _bad(where, test, f"an object with the keys {sorted(types)}")
     for key, expected in types.items():
         if not isinstance(test[key], expected):
             raise _bad(f"{where}.{key}", test[key], f"a {expected.__name__}")
     try:
         test.get("input", "").encode()
-    except UnicodeEncodeError:  # JSON can hold half a surrogate pair, a file cannot
+    except UnicodeEncodeError:
+        # JSON can hold half a surrogate pair, a file cannot.
         raise _bad(f"{where}.input", test["input"], "valid Unicode") from None
     if not test.get("accepted", True):
         raise _bad(f"{where}.accepted", test["accepted"], "at least one result")
+
+
+def _bad_keys(got: Any) -> ValueError:
+    return ValueError(f"coding ground truth: got {repr(got)[:80]}; expected the keys {KEYS}")
 
 
 def _bad(where: str, got: Any, expected: str) -> ValueError:
@@ -99,12 +112,21 @@ def program_of(response: str) -> str | None:
     that does not end goes to the end of the response. Without any block, what follows the thoughts,
     if its first line looks like Python.
     """
-    openings = [*OPENING.finditer(response)]
+    openings = list(OPENING.finditer(response))
     if openings:
-        return response[openings[-1].end() :].partition(FENCE)[0]
+        program, _, _ = response[openings[-1].end() :].partition(FENCE)
+        return program
+
+    # Every other part stands after a fence that opens a block.
     blocks = response.split(FENCE)[1::2]
-    answer = response.rpartition("</think>")[2].strip()
-    return blocks[-1] if blocks else answer if FIRST_LINE.match(answer) else None
+    if blocks:
+        return blocks[-1]
+
+    _, _, answer = response.rpartition("</think>")
+    answer = answer.strip()
+    if FIRST_LINE.match(answer):
+        return answer
+    return None
 
 
 def good_response(ground_truth: str) -> str:
@@ -112,7 +134,7 @@ def good_response(ground_truth: str) -> str:
     problem = parse(ground_truth)
     program = problem.solution
     if program is None:
-        table = _TABLE_CALLED if problem.function else _TABLE_PRINTED
+        table = _TABLE_PRINTED if problem.function is None else _TABLE_CALLED
         program = table.format(tests=repr(problem.tests), name=problem.function)
     return f"{FENCE}{PYTHON}\n{program.strip()}\n{FENCE}"
 

@@ -17,9 +17,11 @@ from verl_gdpo.tasks.coding import DATA_SOURCES
 from verl_gdpo.tasks.coding import problem as form
 from verl_gdpo.tasks.sandbox.machine import cores
 
-# of a number that is expected with a fraction; verl's, but that its absolute error is 1e-8, where
-# problems allow an absolute or relative error of 1e-6
-ABSOLUTE, RELATIVE = Decimal("1e-6"), Decimal("1e-5")
+# How far a result may be from an expected number that is no integer. The relative error is verl's;
+# verl's absolute one is 1e-8, where problems allow an absolute or relative error of 1e-6.
+ABSOLUTE = Decimal("1e-6")
+RELATIVE = Decimal("1e-5")
+LEAST_MEMORY_MB = 128
 
 
 def score(
@@ -53,7 +55,7 @@ def score(
 
     Args:
         response: decoded text without special tokens. No string raises.
-        ground_truth: in the form of `coding_problem.py`.
+        ground_truth: in the form that `problem.py` describes.
         response_tokens: length of the response; None counts as 0.
         step: part of every scorer's signature; unused.
         limit_tokens: in tokens; 4,000 in the paper.
@@ -70,19 +72,19 @@ def score(
         ValueError: malformed ground truth, or a bad option value.
         sandbox.SandboxError: this machine cannot run programs apart from itself.
     """
-    limits = {"limit_tokens": limit_tokens, "max_tests": max_tests, "seconds": seconds}
-    limits |= {"wall_seconds": wall_seconds, "memory_mb": memory_mb}
-    for name, value in limits.items():
-        least = 128 if name == "memory_mb" else 1
-        if not least <= value < math.inf:
-            raise ValueError(f"coding {name}: got {value}; expected at least {least}, and finite")
+    _check_limit("limit_tokens", limit_tokens)
+    _check_limit("max_tests", max_tests)
+    _check_limit("seconds", seconds)
+    _check_limit("wall_seconds", wall_seconds)
+    _check_limit("memory_mb", memory_mb, LEAST_MEMORY_MB)
     problem = form.parse(ground_truth)
-    is_short = (response_tokens or 0) <= limit_tokens
+
+    passed = 0.0
+    has_no_bug = False
     program = form.program_of(response)
-    passed, has_no_bug = 0.0, False
     if program is not None:
         tests = problem.tests[:max_tests]
-        ends = sandbox.run(
+        results = sandbox.run(
             program,
             [_inputs_of(test) for test in tests],
             function=problem.function,
@@ -92,20 +94,33 @@ def score(
             allow_weak=weak_sandbox,
             notes=notes,
         )
-        pairs = zip(ends, tests, strict=True)
-        right = [end.finished and _is_right(end.output, test) for end, test in pairs]
+        right = []
+        for result, test in zip(results, tests, strict=True):
+            right.append(result.finished and _is_right(result.output, test))
         passed = sum(right) / len(right)
-        says_something = any(right) or any(end.output.strip() for end in ends)
-        has_no_bug = says_something and all(end.finished for end in ends)
-    counts = passed == 1.0 or not length_needs_pass
-    return {"pass": passed, "length": float(is_short and counts), "bug": float(has_no_bug)}
+        says_something = any(right) or any(result.output.strip() for result in results)
+        has_no_bug = says_something and all(result.finished for result in results)
+
+    is_short = (response_tokens or 0) <= limit_tokens
+    length_counts = passed == 1.0 or not length_needs_pass
+    return {
+        "pass": passed,
+        "length": float(is_short and length_counts),
+        "bug": float(has_no_bug),
+    }
+
+
+def _check_limit(name: str, value: float, least: int = 1) -> None:
+    """Raise ValueError for an option that limits nothing, or too much."""
+    if not least <= value < math.inf:
+        raise ValueError(f"coding {name}: got {value}; expected at least {least}, and finite")
 
 
 def bounds(**options: Any) -> dict[str, tuple[float, float]]:
     """The lowest and highest value of each reward, for these options of `score`."""
-    score(
-        "", form.Problem(None, [{"input": "", "output": ""}]).text(), **options
-    )  # refuses bad ones
+    # A score of any problem refuses bad options.
+    any_problem = form.Problem(None, [{"input": "", "output": ""}])
+    score("", any_problem.text(), **options)
     return {"pass": (0.0, 1.0), "length": (0.0, 1.0), "bug": (0.0, 1.0)}
 
 
@@ -115,10 +130,9 @@ def _inputs_of(test: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_right(output: str, test: Mapping[str, Any]) -> bool:
+    """Whether what a program printed, or the result of a function, is what a test expects."""
     if "output" in test:
-        lines, expected = _words_of_lines(output), _words_of_lines(test["output"])
-        same_shape = [*map(len, lines)] == [*map(len, expected)]
-        return same_shape and all(map(_is_same_word, chain(*lines), chain(*expected)))
+        return _is_same_text(output, test["output"])
     try:
         result = json.loads(output)
     except (ValueError, RecursionError):
@@ -126,38 +140,60 @@ def _is_right(output: str, test: Mapping[str, Any]) -> bool:
     return any(_is_same(result, value) for value in test["accepted"])
 
 
+def _is_same_text(text: str, expected: str) -> bool:
+    lines = _words_of_lines(text)
+    expected_lines = _words_of_lines(expected)
+    # The shapes come first, because to compare numbers takes longer.
+    if [len(words) for words in lines] != [len(words) for words in expected_lines]:
+        return False
+    words = chain.from_iterable(lines)
+    expected_words = chain.from_iterable(expected_lines)
+    return all(map(_is_same_word, words, expected_words))
+
+
 def _words_of_lines(text: str) -> list[list[str]]:
-    return [words for line in text.splitlines() if (words := line.split())]
+    """The words of each line that has any."""
+    lines = [line.split() for line in text.splitlines()]
+    return [words for words in lines if words]
 
 
 def _is_same_word(word: str, expected: str) -> bool:
+    if word == expected:
+        return True
+    if "_" in word:
+        # Decimal takes 1_0 for 10.
+        return False
     is_integer = expected.lstrip("+-").isdigit()
-    is_number = "_" not in word  # Decimal takes 1_0 for 10
-    return word == expected or (is_number and _is_same_number(word, expected, exactly=is_integer))
+    return _is_same_number(word, expected, exactly=is_integer)
 
 
 def _is_same(result: Any, expected: Any) -> bool:
     """Whether the values are equal; only as deep as the expected one."""
     if isinstance(expected, list):
-        is_list = isinstance(result, list) and len(result) == len(expected)
-        return is_list and all(map(_is_same, result, expected))
+        if not isinstance(result, list) or len(result) != len(expected):
+            return False
+        return all(map(_is_same, result, expected))
     if isinstance(expected, dict):
-        is_dict = isinstance(result, dict) and {*result} == {*expected}
-        return is_dict and all(_is_same(result[key], value) for key, value in expected.items())
+        if not isinstance(result, dict) or result.keys() != expected.keys():
+            return False
+        return all(_is_same(result[key], value) for key, value in expected.items())
     if isinstance(expected, float) and isinstance(result, int | float):
         return result == expected or _is_same_number(result, expected)
     return bool(result == expected)
 
 
 def _is_same_number(got: str | float, expected: str | float, exactly: bool = False) -> bool:
+    """Whether numbers are equal or, unless `exactly`, near enough."""
     try:
-        number, wanted = Decimal(got), Decimal(expected)
-        if not (number.is_finite() and wanted.is_finite()):
+        number = Decimal(got)
+        wanted = Decimal(expected)
+        if not number.is_finite() or not wanted.is_finite():
             return False
         if exactly:
             return number == wanted
         return abs(number - wanted) <= ABSOLUTE + RELATIVE * abs(wanted)
-    except ArithmeticError:  # one of them is no number, or is as large as 1e1000000
+    except ArithmeticError:
+        # One of them is no number, or is as large as 1e1000000.
         return False
 
 
@@ -168,7 +204,7 @@ TASK = Task(
     bounds=bounds,
     reward_names=("pass", "length", "bug"),
     rows="verl_gdpo.tasks.coding.rows",
-    scores="answer",  # a program within a thought is a draft
+    scores="answer",  # A program within a thought is a draft.
     main_reward="pass",
     good_response=form.good_response,
     system_prompt=form.SYSTEM_PROMPT,
@@ -176,17 +212,18 @@ TASK = Task(
     programs=Programs(cores),
     notes=sandbox.ExecutionNotes,
     evaluation=Evaluation(
-        {
+        columns={
             "tests passed": lambda rewards: rewards["pass"],
             "solved": lambda rewards: float(rewards["pass"] == 1),
             "above the limit": lambda rewards: 1 - rewards["length"],
             "bugs": lambda rewards: 1 - rewards["bug"],
         },
-        {
-            "length_needs_pass": False,  # the share of long answers is over all answers
+        options={
+            "length_needs_pass": False,  # The share of long answers is over all answers.
             "max_tests": sys.maxsize,
-            "wall_seconds": 120.0,  # of all tests; the first one at its own limit is the last
+            # It is of all tests. The first one at its own limit is the last.
+            "wall_seconds": 120.0,
         },
-        max_tokens=8000,  # as in the paper's training
+        max_tokens=8000,  # As in the paper's training.
     ),
 )

@@ -11,7 +11,7 @@ defines, is left out and counted. Another form is an error.
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from verl_gdpo.tasks.coding.problem import Problem
@@ -44,45 +44,60 @@ def problem_of(tests: Any, field: str, leave_out: Callable[[str], None]) -> Prob
     except ValueError as error:
         what = f"{error}: {repr(tests)[:80]}"
         raise ValueError(f"field {field}: got {what}; expected {FORMS}") from error
-    return Problem(function, calls) if calls else None
+    if not calls:
+        return None
+    return Problem(function, calls)
 
 
 def _read(tests: Any, leave_out: Callable[[str], None]) -> tuple[str | None, list[Test]]:
     """The function and its tests; raises ValueError for another form."""
     if isinstance(tests, list):
-        return None, [*_kept(_printing, enumerate(tests), leave_out)]
+        return None, _kept(_printing, enumerate(tests), leave_out)
     if not isinstance(tests, dict):
         raise ValueError(f"the type {type(tests).__name__}")
-    # all objects of a column of parquet have the same keys
-    tests = {key: value for key, value in tests.items() if value is not None}
-    if {*tests} == {"functional"}:
-        function, statements = _checked(_text(tests["functional"]))
-        return function, [*_kept(_call_of, statements, leave_out)]
-    if not {"inputs", "outputs"} <= {*tests} <= {"inputs", "outputs", "fn_name"}:
-        raise ValueError(f"the keys {[*tests]}")
-    inputs, outputs = _list(tests["inputs"]), _list(tests["outputs"])
+    # All objects of a column of parquet have the same keys, so a key without a value says nothing.
+    parts = {key: value for key, value in tests.items() if value is not None}
+    if parts.keys() == {"functional"}:
+        function, statements = _checked(_text(parts["functional"]))
+        return function, _kept(_call_of, statements, leave_out)
+    return _read_verls(parts, leave_out)
+
+
+def _read_verls(
+    parts: dict[str, Any], leave_out: Callable[[str], None]
+) -> tuple[str | None, list[Test]]:
+    """The same for verl's form."""
+    if parts.keys() - {"fn_name"} != {"inputs", "outputs"}:
+        raise ValueError(f"the keys {list(parts)}")
+    inputs = _list(parts["inputs"])
+    outputs = _list(parts["outputs"])
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
     pairs = list(zip(inputs, outputs, strict=True))
-    if tests.get("fn_name") is None:
-        return None, [{"input": _lines(stdin), "output": _lines(out)} for stdin, out in pairs]
-    return _text(tests["fn_name"]), _unwrapped([*_kept(_verls_call, pairs, leave_out)])
+    if "fn_name" in parts:
+        function = _text(parts["fn_name"])
+        return function, _unwrapped(_kept(_verls_call, pairs, leave_out))
+    tests = [{"input": _lines(given), "output": _lines(expected)} for given, expected in pairs]
+    return None, tests
 
 
 def _kept(
     read: Callable[[From], Into], items: Iterable[From], leave_out: Callable[[str], None]
-) -> Iterator[Into]:
+) -> list[Into]:
+    """What `read` makes of the items, without those that it leaves out."""
+    kept = []
     for item in items:
         try:
-            yield read(item)
+            kept.append(read(item))
         except LeftOut as reason:
             leave_out(str(reason))
+    return kept
 
 
 def _printing(numbered: tuple[int, Any]) -> Test:
     """A test of a program, out of a list and its number there."""
     number, test = numbered
-    if not isinstance(test, dict) or not {"input", "output"} <= {*test}:
+    if not isinstance(test, dict) or "input" not in test or "output" not in test:
         raise ValueError(f"test {number} without input and output")
     is_call = any(test.get(key) == value for key, value in CALLS_IN_LISTS.items())
     if is_call or test.get("fn_name") is not None:
@@ -97,8 +112,12 @@ def _verls_call(pair: tuple[Any, Any]) -> Test:
     """One call: each line of the input is an argument as JSON, and so is the output."""
     lines, output = pair
     try:
-        args = [*map(json.loads, lines.split("\n"))] if isinstance(lines, str) else lines
-        result = json.loads(output) if isinstance(output, str) else output
+        args = lines
+        if isinstance(lines, str):
+            args = [json.loads(line) for line in lines.split("\n")]
+        result = output
+        if isinstance(output, str):
+            result = json.loads(output)
     except (ValueError, RecursionError):
         raise LeftOut("an argument or result that is no JSON") from None
     return {"args": _list(args), "kwargs": {}, "accepted": [result]}
@@ -114,13 +133,16 @@ def _unwrapped(tests: list[Test]) -> list[Test]:
     results = [test["accepted"][0] for test in tests]
     if not all(isinstance(result, list) and len(result) == 1 for result in results):
         return tests
-    return [
-        {**test, "accepted": [result, *result]} for test, result in zip(tests, results, strict=True)
-    ]
+    unwrapped = []
+    for test, result in zip(tests, results, strict=True):
+        unwrapped.append(test | {"accepted": [result, result[0]]})
+    return unwrapped
 
 
 def _lines(text: Any) -> str:
-    return "\n".join(map(_text, text)) if isinstance(text, list) else _text(text)
+    if isinstance(text, list):
+        return "\n".join(_text(line) for line in text)
+    return _text(text)
 
 
 def _text(value: Any) -> str:
@@ -194,12 +216,17 @@ def _literal(node: ast.expr) -> Any:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise LeftOut("an argument or result that is no literal") from None
     try:
-        for part in ast.walk(node):
-            if not isinstance(part, ast.Dict):
-                continue
-            for key in part.keys:
-                if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
-                    raise ValueError("the keys of an object are texts")
+        _refuse_other_keys(node)
         return json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, TypeError, RecursionError):
         raise LeftOut("an argument or result that JSON cannot hold") from None
+
+
+def _refuse_other_keys(node: ast.expr) -> None:
+    """Raise ValueError for an object with a key that is no text, which JSON would turn into one."""
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Dict):
+            continue
+        for key in part.keys:
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+                raise ValueError("the keys of an object are texts")
