@@ -13,53 +13,68 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-logging.disable(logging.CRITICAL)  # it logs a traceback for each text that it cannot read
-TINY = 1e-4  # below it, six decimals leave too little of a number
+# math-verify logs a traceback for each text that it cannot read.
+logging.disable(logging.CRITICAL)
+TINY = 1e-4  # Below it, six decimals leave too little of a number.
 SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,4})(?![\w.])")
 
 
 def answer(say: Callable[[bool], None], ground_truth: str, text: str) -> bool:
     """Say that the ground truth is read, if it is; return whether both are equal."""
-    equal = False
     try:
         golds = _read_gold(ground_truth)
-    except MemoryError:  # of a process that has read other answers; the next one has room
+    except MemoryError:
+        # This process has read other answers. The next one has room.
         raise
-    except Exception:  # whatever a text has, sympy has an exception for it
+    except Exception:
+        # Whatever a text has, sympy has an exception for it.
         golds = []
-    if golds:
-        say(True)
-        with contextlib.suppress(Exception):
-            answers = _read(text)
-            equal = bool(verify(golds, answers, timeout_seconds=None)) and _are_near(golds, answers)
-    return equal
+    if not golds:
+        return False
+    say(True)
+    try:
+        answers = _read(text)
+        if not verify(golds, answers, timeout_seconds=None):
+            return False
+        return _are_near(golds, answers)
+    except Exception:
+        return False
 
 
 def _are_near(golds: list[Any], answers: list[Any]) -> bool:
     """Whether an answer agrees to a hundredth with a tiny gold: math-verify has six decimals."""
-    numbers = _numbers(golds)
-    if not any(0 < abs(gold) < TINY for gold in numbers):
+    gold_numbers = _numbers(golds)
+    if not any(0 < abs(gold) < TINY for gold in gold_numbers):
         return True
-    return any(abs(x - gold) <= abs(gold) / 100 for gold in numbers for x in _numbers(answers))
+    answer_numbers = _numbers(answers)
+    for gold in gold_numbers:
+        if any(abs(number - gold) <= abs(gold) / 100 for number in answer_numbers):
+            return True
+    return False
 
 
 def _numbers(values: list[Any]) -> list[float]:
+    """Those of the values that are numbers; an expression may have a symbol."""
     numbers = []
     for value in values:
-        with contextlib.suppress(Exception):  # an expression may have a symbol
+        with contextlib.suppress(Exception):
             numbers.append(float(value))
     return numbers
 
 
 def _read(text: str) -> list[Any]:
     """What a text may stand for: 1.5e-7 is a number, where math-verify alone reads 1.5 e - 7."""
+    readings = _parse(text)
     power = SCIENTIFIC.sub(r"\1 \\times 10^{\2}", text)
-    return _parse(text) + (_parse(power) if power != text else [])
+    if power != text:
+        readings += _parse(power)
+    return readings
 
 
 def _parse(text: str) -> list[Any]:
-    # None: its own limit is by SIGALRM, which stays ours
+    # Its own limit of time is by SIGALRM, which stays ours.
     return list(parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], parsing_timeout=None))
 
 
-_read_gold = lru_cache(64)(_read)  # the samples of a prompt share it
+# The samples of a prompt share its ground truth.
+_read_gold = lru_cache(64)(_read)

@@ -21,67 +21,101 @@ from verl_gdpo.tasks.preparation import LeftOut
 from verl_gdpo.tasks.preparation.schema import Row, require
 from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded
 
-# would be part of the problem, if they said something; OlympiadBench has them
+# These fields of OlympiadBench would be part of the problem, if they said something.
 PARTS_OF_THE_PROBLEM = ("context", "image", "images")
-HIGHEST, TEST_EVERY = 20, 4  # of the synthetic sums: the numbers, and of their pairs
-DOLLAR = re.compile(r"(?<!\\)\$")  # one that marks maths; the sign is \$
-COMMA = r"(?:\{,\}|,(?:\\[!,;: ]\s*|\s+(?=0))?)"  # of thousands; no number begins with 0
+HIGHEST = 20  # The largest number of a synthetic sum.
+TEST_EVERY = 4  # One in so many pairs of them belongs to the test split.
+DOLLAR = re.compile(r"(?<!\\)\$")  # It marks maths. The sign of money is \$.
+# Between thousands. A space may follow only where a 0 does, since no other number begins with it.
+COMMA = r"(?:\{,\}|,(?:\\[!,;: ]\s*|\s+(?=0))?)"
 NUMBER = re.compile(rf"-?(?:\\\$)?\d{{1,3}}(?:{COMMA}\d{{3}})+(?:\.\d+)?")
 
 
 def _row_of_problem(item: Any, *_: Any) -> Row:
+    """The row of {"problem": ..., "answer": ...}."""
     require(isinstance(item, dict), "", item, "an object")
-    problem, value = item.get("problem"), item.get("answer")
+    problem = item.get("problem")
     require(isinstance(problem, str) and bool(problem.strip()), "problem", problem, "some text")
     for name in PARTS_OF_THE_PROBLEM:
-        require(not item.get(name), name, item.get(name), "null: it is not read")
-    values = value if isinstance(value, list) else [value]
-    texts = [_text_of(one) for one in values]
-    require(None not in texts, "answer", value, "a text, a finite number, or a list of them")
+        part = item.get(name)
+        require(not part, name, part, "null: it is not read")
+    texts = _texts_of(item.get("answer"))
     try:
-        answer = _one_of([text for text in texts if text])
+        answer = _one_of(texts)
     except ValueError as error:
         raise ValueError(f"field answer: {error}") from error
     return make_row(TASK, f"{problem.strip()}\n\n{INSTRUCTION}", answer)
+
+
+def _texts_of(value: Any) -> list[str]:
+    """The answers of a field as texts, without empty ones."""
+    values = value if isinstance(value, list) else [value]
+    texts = []
+    for one in values:
+        text = _text_of(one)
+        require(text is not None, "answer", value, "a text, a finite number, or a list of them")
+        if text:
+            texts.append(text)
+    return texts
 
 
 def _text_of(value: Any) -> str | None:
     """The answer as a text, "" if there is none; None for a value of another kind."""
     if value is None:
         return ""
+    if isinstance(value, str):
+        return DOLLAR.sub("", value).strip()
+    # A bool is an int in Python.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not math.isfinite(value):
+        return None
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # 142.0 in a file is 142 in the contest
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return str(value)
-    return DOLLAR.sub("", value).strip() if isinstance(value, str) else None
+        # 142.0 in a file is 142 in the contest.
+        return str(int(value))
+    return str(value)
 
 
 def _one_of(texts: list[str]) -> str:
     """The first, if math-verify takes all for equal; raises ValueError if it is no answer."""
     if not texts:
         raise LeftOut("no answer")
-    first, *others = texts
+    first = texts[0]
     if has_split_number(first):
         raise LeftOut("numbers side by side in the answer, which may be one or several")
     TASK.check_ground_truth(first)
-    if not all(are_equal(joined(text), joined(first)) for text in others):
-        raise LeftOut("several answers that math-verify does not take for equal")
+    for other in texts[1:]:
+        if not are_equal(joined(other), joined(first)):
+            raise LeftOut("several answers that math-verify does not take for equal")
     return first
 
 
 def _mend(ground_truth: str) -> tuple[str, str]:
-    """The answer as math-verify reads it right; raises ValueError if it cannot read it."""
+    """The answer as math-verify reads it right, and what was repaired.
+
+    Raises:
+        LeftOut: math-verify reads it otherwise than it is meant.
+        ValueError: math-verify cannot read it.
+    """
     answer = joined(ground_truth)
-    plain = re.sub(COMMA, "", answer) if NUMBER.fullmatch(answer) else answer
+    # A whole answer with commas is one number. math-verify may read several.
+    plain = answer
+    if NUMBER.fullmatch(answer):
+        plain = re.sub(COMMA, "", answer)
     if not are_equal(plain, answer):
         raise LeftOut("math-verify reads the answer otherwise than it is meant")
-    return answer, "" if answer == ground_truth else "thousands apart in the answer"
+    if answer == ground_truth:
+        return answer, ""
+    return answer, "thousands apart in the answer"
 
 
 def _made_row(rng: Random, split: str) -> Row:
+    """A synthetic row: pairs of numbers are drawn until one belongs to the split."""
     while True:
-        first, second = rng.randint(0, HIGHEST), rng.randint(0, HIGHEST)
-        if ((first + 2 * second) % TEST_EVERY == TEST_EVERY - 1) == (split == "test"):
+        first = rng.randint(0, HIGHEST)
+        second = rng.randint(0, HIGHEST)
+        is_test = (first + 2 * second) % TEST_EVERY == TEST_EVERY - 1
+        if is_test == (split == "test"):
             problem = f"What is {first} + {second}?\n\n{INSTRUCTION}"
             return make_row(TASK, problem, str(first + second))
 

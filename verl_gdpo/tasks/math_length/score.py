@@ -22,14 +22,18 @@ from verl_gdpo.terminal import install_line
 BOX = "\\boxed{"
 INSTRUCTION = f"Let's think step by step and put the final answer within {BOX}}}."
 LIMIT_TOKENS = 4000
-LIMIT_CPU_S, LIMIT_BYTES = 3.0, 4 << 30  # of a comparison; most take milliseconds
-# reward workers are many processes already: verl starts 8
+# The limits of a comparison. Most take milliseconds.
+LIMIT_CPU_S = 3.0
+LIMIT_BYTES = 4 << 30
+# It has few processes, because reward workers are many already: verl starts 8.
 _pool = LimitedPool(str(Path(__file__).with_name("inside.py")), LIMIT_CPU_S, LIMIT_BYTES)
-# longer ones are no answers: the longest gold of MATH, AIME, AMC, Minerva and OlympiadBench has 204
+# Longer texts are no answers: the longest gold of MATH, AIME, AMC, Minerva and OlympiadBench has
+# 204 characters.
 MAX_ANSWER_CHARS = 1000
 SPACE = r"(?:\\[,;: ]|\\thinspace(?![A-Za-z])|\{(?:\\[,;: ]| )\}|~|[^\S\n])"
 GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:{SPACE}+\d{{3}})+(?:\.\d+)?")
-# numbers side by side; TeX takes single digits of the others, as in \log_2 16 and \frac 3 8
+# The group `numbers` has numbers side by side. The other forms stand before it because TeX takes
+# single digits of them, as in \log_2 16 and \frac 3 8.
 SIDE_BY_SIDE = re.compile(
     r"(?:[_^]|\\sqrt)\s*\d|\\(?:[dtc]?frac|[dt]?binom)\s*\d\s*\d"
     rf"|(?<!\d)(?<!\d[.,])(?P<numbers>\d+(?:[.,]\d+)*(?:{SPACE}+\d+(?:[.,]\d+)*)+)"
@@ -38,7 +42,7 @@ SIDE_BY_SIDE = re.compile(
 PERCENT = re.compile(rf"(?:{SPACE})*(?:\\?%|\\text\{{\s*percent\s*\}}|\bpercent\b)")
 DEGREE = re.compile(r"\^\s*\{?\\(?:circ|degree)\b\}?|\\degree\b|°")
 UNIT = re.compile(rf"{DEGREE.pattern}|\\(?:text|mathrm|mbox|\$)|[\d}}]\s*[A-Za-z]{{2,}}(?:\^\S+)?$")
-# math-verify takes the other units away
+# math-verify itself takes the other units away.
 BARE_UNIT = re.compile(
     r"(?<=[\d}])\s+(?:square |cubic )?(?:dollars?|units?|[ckm]m|[a-z]*met(?:er|re)s?)(?:\^\S+)?$"
 )
@@ -84,38 +88,47 @@ def score(
         raise TypeError(f"math_length response_tokens: got {got}; expected int")
     _check(ground_truth, limit_tokens)
     answer = _last_boxed(response)
-    return {
-        "correctness": float(answer is not None and _is_right(answer, ground_truth)),
-        "length": float(response_tokens <= limit_tokens),
-    }
+    is_right = answer is not None and _is_right(answer, ground_truth)
+    is_short = response_tokens <= limit_tokens
+    return {"correctness": float(is_right), "length": float(is_short)}
 
 
 def bounds(*, limit_tokens: int = LIMIT_TOKENS) -> dict[str, tuple[float, float]]:
     """The lowest and highest value of each reward."""
-    return dict.fromkeys(("correctness", "length"), (0.0, 1.0))
+    return {"correctness": (0.0, 1.0), "length": (0.0, 1.0)}
 
 
 def _check(ground_truth: str, limit_tokens: int) -> None:
-    """What can be seen without math-verify, so that every row can be checked before training."""
+    """Raise ValueError for what can be seen to be bad without a process of math-verify.
+
+    It takes little time, so that every row can be checked before training.
+    """
     try:
         missing()
     except OSError as error:
         raise ValueError(str(error)) from None
     if limit_tokens < 1:
         raise ValueError(f"math_length limit_tokens: got {limit_tokens}; expected at least 1")
-    text = ground_truth if isinstance(ground_truth, str) else ""
-    is_answer = text == text.strip() and 0 < len(text) <= MAX_ANSWER_CHARS and BOX not in text
-    if not is_answer or _end_of_group(text + "}") != len(text):
+    if not _is_answer(ground_truth):
         raise ValueError(
             f"math_length ground truth: got {repr(ground_truth)[:200]}; expected an answer "
             f"without {BOX}}}, of 1 to {MAX_ANSWER_CHARS} characters, with every brace closed and "
             "no space around it"
         )
-    if has_split_number(text):
+    if has_split_number(ground_truth):
         raise ValueError(
-            f"math_length ground truth: got {text[:200]!r}; expected no numbers side by side. "
-            "Join them if they are one number; put a comma between them if they are two"
+            f"math_length ground truth: got {ground_truth[:200]!r}; expected no numbers side by "
+            "side. Join them if they are one number; put a comma between them if they are two"
         )
+
+
+def _is_answer(value: object) -> bool:
+    """Whether a ground truth has the form of an answer, which could stand in a box."""
+    if not isinstance(value, str) or value != value.strip() or BOX in value:
+        return False
+    if not 0 < len(value) <= MAX_ANSWER_CHARS:
+        return False
+    return _end_of_group(value + "}") == len(value)
 
 
 def joined(text: str) -> str:
@@ -126,8 +139,11 @@ def joined(text: str) -> str:
     """
 
     def join(match: re.Match[str]) -> str:
-        is_one = GROUPED.fullmatch(match["numbers"] or "")
-        return re.sub(SPACE, "", match[0]) if is_one else match[0]
+        # Without the group `numbers`, it is another form, such as \frac 3 8.
+        numbers = match["numbers"] or ""
+        if GROUPED.fullmatch(numbers):
+            return re.sub(SPACE, "", numbers)
+        return match[0]
 
     return SIDE_BY_SIDE.sub(join, text)
 
@@ -140,7 +156,10 @@ def without_marks(text: str) -> str:
     """
     plain = text.replace("~", " ").strip()
     plain = re.sub(r"(?<!\.)\s*\.$", "", plain).removeprefix("\\approx").strip()
-    return BARE_UNIT.sub("", DEGREE.sub("", PERCENT.sub("", plain))) or text
+    for mark in (PERCENT, DEGREE, BARE_UNIT):
+        plain = mark.sub("", plain)
+    # An answer that is nothing but marks stays as it is.
+    return plain or text
 
 
 def has_split_number(text: str) -> bool:
@@ -170,25 +189,39 @@ def _last_boxed(response: str) -> str | None:
     '\\frac{1}{2}'
     """
     _, box, rest = response.rpartition(BOX)
+    if not box:
+        return None
+    # One character more than an answer has, for the brace that closes the box.
     rest = rest[: MAX_ANSWER_CHARS + 1]
-    end = _end_of_group(rest) if box else None
-    return None if end is None else rest[:end].strip()
+    end = _end_of_group(rest)
+    if end is None:
+        return None
+    return rest[:end].strip()
 
 
 def _end_of_group(text: str) -> int | None:
-    """Where the brace closes that was opened before `text`; None if it does not."""
+    r"""Where the brace closes that was opened before `text`; None if it does not.
+
+    \{ and \} are no group, so a character after a backslash is skipped.
+    """
     depth = 1
-    for brace in re.finditer(r"\\.|([{}])", text, re.DOTALL):  # \{ and \} are no group
-        depth += {"{": 1, "}": -1}.get(brace[1], 0)
+    for match in re.finditer(r"\\.|([{}])", text, re.DOTALL):
+        brace = match[1]
+        if brace == "{":
+            depth += 1
+        elif brace == "}":
+            depth -= 1
         if depth == 0:
-            return brace.start()
+            return match.start()
     return None
 
 
 def _is_right(answer: str, ground_truth: str) -> bool:
-    return answer == ground_truth or (
-        answer != "" and are_equal(joined(answer), joined(ground_truth))
-    )
+    if answer == ground_truth:
+        return True
+    if answer == "":
+        return False
+    return are_equal(joined(answer), joined(ground_truth))
 
 
 def are_equal(answer: str, ground_truth: str) -> bool:
@@ -200,13 +233,16 @@ def are_equal(answer: str, ground_truth: str) -> bool:
         ValueError: the ground truth cannot be read, or needs too long or too much memory.
         OSError: no process can be started, or two in a row die of something else.
     """
-    percents = [bool(PERCENT.search(text)) for text in (answer, ground_truth)]
-    if percents[0] != percents[1] and UNIT.search(ground_truth if percents[0] else answer):
+    if _is_percentage_against_unit(answer, ground_truth):
+        return False
+    if _is_percentage_against_unit(ground_truth, answer):
         return False
     pair = json.dumps([without_marks(ground_truth), without_marks(answer)])
-    for _ in range(2):  # a process may have stood still for too long, or be full of other answers
+    # A process may have stood still for too long, or be full of other answers, so it has two tries.
+    for _ in range(2):
         replies, is_whole = _pool.ask(pair, "comparing with math-verify")
-        if replies[:1] == [True]:  # the ground truth is read
+        # The first reply is True once the ground truth is read. Then only the answer can be bad.
+        if replies[:1] == [True]:
             return is_whole and bool(replies[-1])
     raise ValueError(
         f"math_length ground truth: got {ground_truth[:200]!r}, which math-verify cannot read "
@@ -214,8 +250,15 @@ def are_equal(answer: str, ground_truth: str) -> bool:
     )
 
 
+def _is_percentage_against_unit(text: str, other: str) -> bool:
+    """Whether a text is a percentage, and the other one is none and has a unit."""
+    if not PERCENT.search(text) or PERCENT.search(other):
+        return False
+    return UNIT.search(other) is not None
+
+
 def _good_response(ground_truth: str) -> str:
-    # of several lengths, so that a policy that learns from them has something to shorten
+    # They have several lengths, so that a policy that learns from them has something to shorten.
     thoughts = "Let me check. " * (zlib.crc32(ground_truth.encode()) % 8)
     return f"{thoughts}The answer is {BOX}{ground_truth}}}."
 
@@ -227,16 +270,16 @@ TASK = Task(
     bounds=bounds,
     reward_names=("correctness", "length"),
     rows="verl_gdpo.tasks.math_length.rows",
-    scores="answer",  # a box within a thought is a guess
+    scores="answer",  # A box within a thought is a guess.
     main_reward="correctness",
     good_response=_good_response,
     missing=missing,
-    system_prompt=None,  # the reasoning models want none; `INSTRUCTION` follows the problem
+    system_prompt=None,  # The reasoning models want none; `INSTRUCTION` follows the problem.
     evaluation=Evaluation(
-        {
+        columns={
             "accuracy": lambda rewards: rewards["correctness"],
             "above the limit": lambda rewards: 1 - rewards["length"],
         },
-        max_tokens=8000,  # as in the paper's training
+        max_tokens=8000,  # As in the paper's training.
     ),
 )
