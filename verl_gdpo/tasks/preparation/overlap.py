@@ -12,19 +12,26 @@ are in workshop/overlap.md.
 Time grows with the number of rows, and memory with that of the validation rows.
 """
 
+import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-ALIKE, SHARED, COMMON, LEAST = 0.2, 5, 0.01, 8
-ALWAYS_COUNTS = 10  # prompts that may have a triple, where `COMMON` of them are fewer
-MOST = 5000  # validation rows whose triples are compared, evenly spread; training rows for `COMMON`
-MOST_WORDS = 300  # of a prompt, the last ones
-# a number, an ideograph, other letters, or a mark of arithmetic
+ALIKE = 0.2
+SHARED = 5
+COMMON = 0.01
+LEAST = 8
+# So many prompts may have a triple that counts, where `COMMON` of them are fewer.
+ALWAYS_COUNTS = 10
+# So many validation rows, evenly spread, have their triples compared. The same number of training
+# rows says which triples are common.
+MOST = 5000
+MOST_WORDS = 300  # The last ones of a prompt.
+# A number, an ideograph, other letters, or a mark of arithmetic.
 WORD = re.compile(r"\d+(?:\.\d+)?|[\u3400-\u9fff]|[^\W\d_\u3400-\u9fff]+|[+*/^=<>]|-(?=\s*\d)")
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 BESIDE_NO_NUMBER = re.compile(r"(?<!\d) | (?!\d)")
@@ -33,12 +40,18 @@ Label = Callable[[int], str]
 
 
 class PromptReader(NamedTuple):
+    """The prompts of a file, which are read more than once and never all in memory.
+
+    number: how many there are.
+    read: `read(step)` gives every `step`-th one, from the first.
+    """
+
     number: int
-    read: Callable[[int], Iterable[Messages]]  # each one of that many, from the first
+    read: Callable[[int], Iterable[Messages]]
 
     def spread(self) -> Iterable[tuple[int, Messages]]:
         """At most `MOST` of them, with their numbers."""
-        step = max(1, -(-self.number // MOST))
+        step = max(1, math.ceil(self.number / MOST))
         return zip(range(0, self.number, step), self.read(step), strict=True)
 
 
@@ -48,7 +61,7 @@ class Overlap(NamedTuple):
     equal: Mapping[int, int]
     near: Mapping[int, int]
     rows: int
-    compared: int  # of the rows, for near equality
+    compared: int  # So many of the rows were compared for near equality.
 
     def describe_equal(self, validation: Label, training: Label) -> str:
         """What to warn of equal prompts, with an example; "" if there are none.
@@ -85,54 +98,98 @@ def _example(pairs: Mapping[int, int], validation: Label, training: Label) -> st
 def compare(training: PromptReader, validation: PromptReader) -> Overlap:
     """Compare each validation row with all training rows."""
     sample = {number: _triples_of(prompt) for number, prompt in validation.spread()}
-    every = [*sample.values(), *(_triples_of(prompt) for _, prompt in training.spread())]
-    most = max(ALWAYS_COUNTS, COMMON * len(every))
-    common = {triple for triple, count in Counter(chain(*every)).items() if count > most}
-    del every
-    places, sizes = defaultdict(list), {}
-    for number, triples in sample.items():
-        rare = triples - common
-        sizes[number] = len(rare)
-        if len(rare) < LEAST:
-            continue
-        for triple in rare:
-            places[triple].append(number)
+    common = _common_triples(sample.values(), training)
+    index = _RareTriples(sample, common)
     keys = [_key_of(prompt) for prompt in validation.read(1)]
-    first: dict[int, int | None] = dict.fromkeys(keys)
+
+    first_row: dict[int, int | None] = dict.fromkeys(keys)  # {key: the first training row with it}
     near: dict[int, int] = {}
     for row, prompt in enumerate(training.read(1)):
-        if first.get(key := _key_of(prompt), row) is None:
-            first[key] = row
-        triples = _triples_of(prompt) - common
+        key = _key_of(prompt)
+        if key in first_row and first_row[key] is None:
+            first_row[key] = row
+        for number in index.near(_triples_of(prompt) - common):
+            near.setdefault(number, row)
+
+    equal = {}
+    for number, key in enumerate(keys):
+        row_with_key = first_row[key]
+        if row_with_key is not None:
+            equal[number] = row_with_key
+    nearly_equal = {number: near[number] for number in sorted(near.keys() - equal.keys())}
+    return Overlap(equal, nearly_equal, len(keys), len(sample))
+
+
+def _common_triples(validation: Collection[set[int]], training: PromptReader) -> set[int]:
+    """The triples that too many prompts have to say anything.
+
+    Args:
+        validation: the triples of each validation row that is compared.
+        training: all training rows, of which some are read.
+    """
+    prompts_with: Counter[int] = Counter()
+    for triples in validation:
+        prompts_with.update(triples)
+    prompt_count = len(validation)
+    for _, prompt in training.spread():
+        prompts_with.update(_triples_of(prompt))
+        prompt_count += 1
+    most = max(ALWAYS_COUNTS, COMMON * prompt_count)
+    return {triple for triple, count in prompts_with.items() if count > most}
+
+
+class _RareTriples:
+    """The validation rows by the triples that they have, without the common ones."""
+
+    def __init__(self, sample: Mapping[int, set[int]], common: set[int]) -> None:
+        self._rows_with: dict[int, list[int]] = defaultdict(list)  # {triple: numbers of rows}
+        self._sizes: dict[int, int] = {}  # {number of a row: how many triples it has}
+        for number, triples in sample.items():
+            rare = triples - common
+            self._sizes[number] = len(rare)
+            if len(rare) >= LEAST:
+                for triple in rare:
+                    self._rows_with[triple].append(number)
+
+    def near(self, triples: set[int]) -> Iterator[int]:
+        """Yield the rows that have nearly the prompt with these triples."""
         if len(triples) < LEAST:
-            continue
-        shared = Counter(chain.from_iterable(places.get(t, ()) for t in triples))
-        for number, count in shared.items():
-            if count >= max(SHARED, ALIKE * (len(triples) + sizes[number] - count)):
-                near.setdefault(number, row)
-    asked = ((number, first[key]) for number, key in enumerate(keys))
-    equal = {number: other for number, other in asked if other is not None}
-    near = {number: near[number] for number in sorted(near.keys() - equal.keys())}
-    return Overlap(equal, near, len(keys), len(sample))
+            return
+        rows = chain.from_iterable(self._rows_with.get(triple, ()) for triple in triples)
+        for number, shared in Counter(rows).items():
+            either = len(triples) + self._sizes[number] - shared
+            if shared >= max(SHARED, ALIKE * either):
+                yield number
 
 
 def _key_of(messages: Messages) -> int:
     """A hash that equal prompts share, in this process."""
-    return hash(BESIDE_NO_NUMBER.sub("", " ".join(_words_of(messages))) or str(messages))
+    words = " ".join(_words_of(messages))
+    # A space stays between two numbers alone, or 1 23 would be 12 3.
+    text = BESIDE_NO_NUMBER.sub("", words)
+    # Without any word, the prompts have to be the same.
+    return hash(text or str(messages))
 
 
 def _triples_of(messages: Messages) -> set[int]:
     """Hashes of the triples of words."""
-    words = _words_of([m for m in messages if m["role"] != "system"])[-MOST_WORDS:]
+    asked = [message for message in messages if message["role"] != "system"]
+    words = _words_of(asked)[-MOST_WORDS:]
     return {hash(triple) for triple in zip(words, words[1:], words[2:], strict=False)}
 
 
 def _words_of(messages: Messages) -> list[str]:
-    texts = (message["content"] for message in messages)
-    return [word for text in texts if isinstance(text, str) for word in _words(text)]
+    words = []
+    for message in messages:
+        text = message["content"]
+        # A content of text and images is a list.
+        if isinstance(text, str):
+            words.extend(_words(text))
+    return words
 
 
-@lru_cache(64)  # a system message is that of many rows, and each row is asked for twice
+# Many rows have the same system message, and each row is asked for twice.
+@lru_cache(64)
 def _words(text: str) -> list[str]:
-    text = THOUSANDS.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return WORD.findall(text)
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return WORD.findall(THOUSANDS.sub("", plain))
