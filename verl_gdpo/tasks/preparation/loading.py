@@ -24,41 +24,73 @@ from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, WEAK, Sources
 from verl_gdpo.terminal import note
 
 SYNTHETIC_ROWS = 2000
-MAX_BYTES = 64 << 20  # of a download
-TIMEOUT_S = 30.0  # without a byte
+MAX_BYTES = 64 << 20  # The most bytes of a download.
+TIMEOUT_S = 30.0  # The longest wait for its next byte.
 
 
 def add_arguments(parser: argparse.ArgumentParser, sources: Sources) -> None:
     """Add the options that say where the rows come from; upstream, if any, needs none."""
-    source, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    about = "local .json, .jsonl or .parquet; it is split unless --test is given"
-    source.add_argument("--from", dest="source", metavar="FILE", type=Path, help=about)
-    add("--test", metavar="FILE", type=Path, help="with --from: the test rows")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        type=Path,
+        help="local .json, .jsonl or .parquet; it is split unless --test is given",
+    )
+    parser.add_argument("--test", metavar="FILE", type=Path, help="with --from: the test rows")
     if sources.make_rows:
-        about, positive = "make N training rows (default: %(const)s)", partial(whole_number, 1)
         source.add_argument(
-            "--synthetic", metavar="N", type=positive, nargs="?", const=SYNTHETIC_ROWS, help=about
+            "--synthetic",
+            metavar="N",
+            type=partial(whole_number, 1),
+            nargs="?",
+            const=SYNTHETIC_ROWS,
+            help="make N training rows (default: %(const)s)",
         )
-        about = "test rows (default: N/10, at least 1)"
-        add("--synthetic-test", metavar="M", type=positive, help=about)
-        about = "of the synthetic rows (default: 0)"
-        add("--seed", type=partial(whole_number, 0), help=about)
+        parser.add_argument(
+            "--synthetic-test",
+            metavar="M",
+            type=partial(whole_number, 1),
+            help="test rows (default: N/10, at least 1)",
+        )
+        parser.add_argument(
+            "--seed",
+            type=partial(whole_number, 0),
+            help="of the synthetic rows (default: 0)",
+        )
     if WEAK in options_of(sources.task):
-        about = "let the rows' solutions run in a weak sandbox, if no better one is here"
-        add(f"--{WEAK.replace('_', '-')}", action="store_true", help=about)
+        parser.add_argument(
+            _option(WEAK),
+            action="store_true",
+            help="let the rows' solutions run in a weak sandbox, if no better one is here",
+        )
     if sources.call_formats:
-        about = "how a call of a tool is written, which the system messages teach (default: %s)"
         first = next(iter(sources.call_formats))
-        add(f"--{CALL_FORMAT.replace('_', '-')}", choices=sources.call_formats, help=about % first)
+        parser.add_argument(
+            _option(CALL_FORMAT),
+            choices=sources.call_formats,
+            help="how a call of a tool is written, which the system messages teach "
+            f"(default: {first})",
+        )
     if sources.base_url:
-        add("--base-url", metavar="URL", help=f"a mirror of {sources.base_url}")
-        about = "for downloads (default: ~/.cache/verl-gdpo)"
-        add("--cache", metavar="DIR", type=Path, help=about)
+        parser.add_argument("--base-url", metavar="URL", help=f"a mirror of {sources.base_url}")
+        parser.add_argument(
+            "--cache",
+            metavar="DIR",
+            type=Path,
+            help="for downloads (default: ~/.cache/verl-gdpo)",
+        )
+
+
+def _option(name: str) -> str:
+    """Return how the command line writes a name, such as "--seed"."""
+    return f"--{name.replace('_', '-')}"
 
 
 def whole_number(low: int, text: str) -> int:
     """Return the number that an option's text is, for argparse."""
-    if not (text.isdecimal() and int(text) >= low):
+    if not text.isdecimal() or int(text) < low:
         raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number >= {low}")
     return int(text)
 
@@ -89,14 +121,18 @@ def load(sources: Sources, args: argparse.Namespace) -> Splits:
 
 
 def _refuse_stray_options(arguments: Mapping[str, Any]) -> None:
-    of_seed, of_files = arguments.get("synthetic") is not None, arguments["source"] is not None
-    stray: list[str] = [] if of_files else ["test"]
-    stray += [] if of_seed else ["synthetic_test", "seed"]
-    stray += ["base_url", "cache"] if of_seed or of_files else []
+    of_files = arguments["source"] is not None
+    of_seed = arguments.get("synthetic") is not None
+    stray = []
+    if not of_files:
+        stray.append("test")
+    if not of_seed:
+        stray.extend(["synthetic_test", "seed"])
+    if of_files or of_seed:
+        stray.extend(["base_url", "cache"])
     for name in stray:
         if arguments.get(name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} does not go with this source of rows; see --help")
+            raise UsageError(f"{_option(name)} does not go with this source of rows; see --help")
 
 
 def _require_scorer(sources: Sources) -> None:
@@ -114,12 +150,17 @@ def _require_scorer(sources: Sources) -> None:
 
 def _with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:
     """The sources whose functions have the options that are on."""
-    weak = {WEAK: True} if arguments.get(WEAK) else {}
+    options = {}
+    if arguments.get(WEAK):
+        options[WEAK] = True
+    mend = sources.mend
+    if mend is not None:
+        mend = partial(mend, **options)
     return replace(
         sources,
-        task=replace(sources.task, score=partial(sources.task.score, **weak)),
-        row_of=partial(sources.row_of, **weak),
-        mend=sources.mend and partial(sources.mend, **weak),
+        task=replace(sources.task, score=partial(sources.task.score, **options)),
+        row_of=partial(sources.row_of, **options),
+        mend=mend,
     )
 
 
@@ -139,12 +180,10 @@ def _teaching(sources: Sources, call_format: str) -> Sources:
         for row in sources.make_rows(count, **options):
             yield in_call_format(row, call_format)
 
-    return replace(
-        sources,
-        row_of=row_of,
-        of_verl=of_verl,
-        make_rows=make_rows if sources.make_rows is not None else None,
-    )
+    teaching = replace(sources, row_of=row_of, of_verl=of_verl)
+    if sources.make_rows is None:
+        return teaching
+    return replace(teaching, make_rows=make_rows)
 
 
 def _from_files(sources: Sources, source: Path, test: Path | None) -> Splits:
@@ -158,10 +197,11 @@ def _from_files(sources: Sources, source: Path, test: Path | None) -> Splits:
 def _from_seed(sources: Sources, arguments: Mapping[str, Any]) -> Splits:
     """Make rows; the same arguments give the same rows."""
     assert sources.make_rows is not None
-    train, seed = arguments["synthetic"], arguments["seed"] or 0
-    counts = {"train": train, "test": arguments["synthetic_test"] or max(1, train // 10)}
+    seed = arguments["seed"] or 0
+    train_count = arguments["synthetic"]
+    test_count = arguments["synthetic_test"] or max(1, train_count // 10)
     splits: Splits = {}
-    for split, count in counts.items():
+    for split, count in (("train", train_count), ("test", test_count)):
         note(f"making {count:,} synthetic {split} rows, seed {seed}")
         rows = local_files.PackedRows()
         for row in sources.make_rows(count, split=split, seed=seed):
@@ -201,7 +241,8 @@ def fetch(url: str, path: Path, *, blob_id: str) -> None:
         return
     note(f"downloading {url}")
     content = _downloaded(url)
-    if (got := git_blob_id(content)) != blob_id:
+    got = git_blob_id(content)
+    if got != blob_id:
         raise DataError(
             f"{url}: got git blob id {got} ({len(content):,} bytes); expected {blob_id}: it is "
             "another file, or the download damaged it"

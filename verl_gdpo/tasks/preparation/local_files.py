@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,10 @@ from verl_gdpo.tasks.preparation.schema import Row, Splits, checked, repetitions
 from verl_gdpo.tasks.preparation.sources import Mend, Sources
 from verl_gdpo.terminal import note
 
-SPLIT_SEED, TEST_SHARE = 31415, 0.02  # as in ToolRL
-SHOWN = 20  # numbers of rows that are left out or repaired
+# Both are ToolRL's.
+SPLIT_SEED = 31415
+TEST_SHARE = 0.02
+SHOWN = 20  # So many numbers of rows that are left out or repaired are printed.
 Notes = dict[str, list[int]]  # what happened -> to which rows
 
 
@@ -32,14 +34,17 @@ class PackedRows(Sequence[Row]):
     """Rows that are unpacked one by one, as JSON gives them back."""
 
     def __init__(self) -> None:
-        self._packed, self._ends = bytearray(), array("q", [0])
-        self._first = b""  # what others share with it, such as a system prompt, takes no room
+        self._packed = bytearray()
+        self._ends = array("q", [0])  # Row i is packed between the ends i and i + 1.
+        self._first = b""  # What others share with it, such as a system prompt, takes no room.
 
     def append(self, row: Row) -> None:
         text = json.dumps(row).encode()
-        self._first = self._first or text
+        if not self._first:
+            self._first = text
         packer = zlib.compressobj(1, zdict=self._first)
-        self._packed += packer.compress(text) + packer.flush()
+        self._packed += packer.compress(text)
+        self._packed += packer.flush()
         self._ends.append(len(self._packed))
 
     def __len__(self) -> int:
@@ -47,21 +52,25 @@ class PackedRows(Sequence[Row]):
 
     def __getitem__(self, index: Any) -> Any:
         packed = self._packed[self._ends[index] : self._ends[index + 1]]
-        return json.loads(zlib.decompressobj(zdict=self._first).decompress(packed))
+        unpacker = zlib.decompressobj(zdict=self._first)
+        return json.loads(unpacker.decompress(packed))
 
 
 class PickedRows(Sequence[Row]):
     """Some of the rows in another order, with their new index and split in `extra_info`."""
 
     def __init__(self, rows: Sequence[Row], places: npt.NDArray[np.int64], split: str) -> None:
-        self._rows, self._places, self._split = rows, places, split
+        self._rows = rows
+        self._places = places
+        self._split = split
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
         row = self._rows[int(self._places[index])]
-        return {**row, "extra_info": {**row["extra_info"], "index": index, "split": self._split}}
+        extra_info = row["extra_info"] | {"index": index, "split": self._split}
+        return row | {"extra_info": extra_info}
 
 
 def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
@@ -79,29 +88,21 @@ def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
             first ten bad rows the numbers (from 0) and the fields.
         OSError: the file cannot be opened.
     """
-    items: Iterable[Any]
-    if path.suffix == ".parquet":
-        items = parquet_rows(path)
-    elif path.suffix == ".jsonl":
-        items = _lines(path)
-    elif path.suffix == ".json":
-        items = _read_json(path)
-    else:
-        raise DataError(
-            f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'"
-        )
+    items = _items_of(path)
+    own_sources = sources.task.data_sources
     with _printed(path) as notes:
 
         def made(number: int, item: Any) -> Row:
-            value = item
-            if path.suffix == ".jsonl":  # a line is parsed here, so that a bad one is a bad row
-                value = _parsed(*item)
+            # A line is parsed here, so that a bad one is a bad row.
+            value = item.parsed() if isinstance(item, _Line) else item
             row = sources.row(value, lambda what: notes[what].append(number))
-            source, wanted = row.get("data_source", ""), ("", *sources.task.data_sources)
-            require(source in wanted, "data_source", source, " or ".join(map(repr, wanted[1:])))
+            source = row.get("data_source", "")
+            expected = " or ".join(repr(own) for own in own_sources)
+            require(source == "" or source in own_sources, "data_source", source, expected)
             return placed(row, 0, split, sources.dropped)
 
-        numbers, rows = _found(enumerate(progress(items, f"reading {path}")), path, made, notes)
+        numbered = enumerate(progress(items, f"reading {path}"))
+        numbers, rows = _found(numbered, path, made, notes)
         if sources.mend is not None:
             found = zip(numbers, rows, strict=True)
             numbers, rows = _mended(found, len(rows), path, sources.mend, notes)
@@ -112,6 +113,17 @@ def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
     return PickedRows(rows, np.flatnonzero(kept), split)
 
 
+def _items_of(path: Path) -> Iterable[Any]:
+    """What a file has for each row. A line of a *.jsonl file is not parsed yet."""
+    if path.suffix == ".parquet":
+        return parquet_rows(path)
+    if path.suffix == ".jsonl":
+        return _lines(path)
+    if path.suffix == ".json":
+        return _read_json(path)
+    raise DataError(f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'")
+
+
 @contextmanager
 def _printed(path: Path) -> Iterator[Notes]:
     """Print on stderr what is noted, also if an error follows."""
@@ -120,8 +132,11 @@ def _printed(path: Path) -> Iterator[Notes]:
         yield notes
     finally:
         for what, numbers in notes.items():
-            *rows, more = [*islice(dict.fromkeys(numbers), SHOWN + 1), ""][: SHOWN + 1]
-            shown = ", ".join(map(str, rows)) + (", ..." if more != "" else "")
+            # A row may have been noted more than once, such as for several of its tests.
+            rows = list(dict.fromkeys(numbers))
+            shown = ", ".join(str(row) for row in rows[:SHOWN])
+            if len(rows) > SHOWN:
+                shown += ", ..."
             note(f"{path}: {len(numbers):,} x {what}: row {shown}")
 
 
@@ -133,11 +148,19 @@ def _found(
     def leave_out(number: int, why: LeftOut) -> None:
         notes[f"left out ({why})"].append(number)
 
-    numbers, rows = array("q"), PackedRows()
+    numbers = array("q")
+    rows = PackedRows()
     for number, row in checked(items, str(path), row_of, leave_out):
         numbers.append(number)
         rows.append(row)
     return numbers, rows
+
+
+class _Tried(NamedTuple):
+    """A row, and what `mend` makes of its ground truth in a thread."""
+
+    row: Row
+    mended: "Future[tuple[str, str]]"
 
 
 def _mended(
@@ -145,27 +168,31 @@ def _mended(
 ) -> tuple[Sequence[int], PackedRows]:
     """The `count` rows with the ground truths that `mend` makes of theirs."""
 
-    def start(item: tuple[int, Row]) -> tuple[int, tuple[Row, Future[tuple[str, str]]]]:
-        number, row = item
-        return number, (row, pool.submit(mend, row["reward_model"]["ground_truth"]))
+    def tried() -> Iterator[tuple[int, _Tried]]:
+        # They are tried in parts, because a pool holds all that waits.
+        while True:
+            part = []
+            for number, row in islice(items, ROWS_AT_ONCE):
+                future = pool.submit(mend, row["reward_model"]["ground_truth"])
+                part.append((number, _Tried(row, future)))
+            if not part:
+                return
+            yield from part
 
-    def mended(number: int, item: tuple[Row, Future[tuple[str, str]]]) -> Row:
-        row, tried = item
+    def mended(number: int, item: _Tried) -> Row:
         try:
-            truth, what = tried.result()
+            truth, what = item.mended.result()
         except ValueError as error:
             raise ValueError(f"field reward_model.ground_truth: {error}") from error
         if what:
             notes[f"repaired ({what})"].append(number)
-        return {**row, "reward_model": {**row["reward_model"], "ground_truth": truth}}
+        reward_model = item.row["reward_model"] | {"ground_truth": truth}
+        return item.row | {"reward_model": reward_model}
 
     pool = ThreadPoolExecutor()
     try:
-        # in parts, because a pool holds all that waits
-        parts = iter(lambda: [*map(start, islice(items, ROWS_AT_ONCE))], [])
-        what = f"trying the answers of {path}"
-        tried = progress(chain.from_iterable(parts), what, total=count)
-        return _found(tried, path, mended, notes)
+        numbered = progress(tried(), f"trying the answers of {path}", total=count)
+        return _found(numbered, path, mended, notes)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -174,9 +201,12 @@ def placed(row: Row, index: int, split: str, dropped: Sequence[str] = ()) -> Row
     """Return a row with index and split in `extra_info`, and without its `dropped` keys."""
     extra = row.get("extra_info") or {}
     if not isinstance(extra, Mapping):
-        return row  # which is refused
+        # The row is refused when it is checked.
+        return row
     kept = {key: value for key, value in extra.items() if key not in dropped}
-    return {**row, "extra_info": {**kept, "index": index, "split": split}}
+    kept["index"] = index
+    kept["split"] = split
+    return row | {"extra_info": kept}
 
 
 def split_rows(rows: Sequence[Row], where: str) -> Splits:
@@ -200,29 +230,39 @@ def split_rows(rows: Sequence[Row], where: str) -> Splits:
     return {split: PickedRows(rows, part, split) for split, part in parts.items()}
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that hold something, with their numbers from 1."""
+class _Line(NamedTuple):
+    """A line of a *.jsonl file, with its number from 1."""
+
+    number: int
+    text: str
+
+    def parsed(self) -> Any:
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            # The message counts lines within this text, where there is only one.
+            reason, _, _ = str(error).partition(": line 1 ")
+            raise ValueError(f"got no readable JSON ({reason}, in line {self.number})") from error
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """The lines that hold something."""
     with path.open("rb") as file:
-        encoding = json.detect_encoding(file.read(4))  # with a BOM or without
+        encoding = json.detect_encoding(file.read(4))  # With a BOM or without.
     try:
         with path.open(encoding=encoding, newline="\n") as lines:
-            yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+            for number, text in enumerate(lines, 1):
+                if text.strip():
+                    yield _Line(number, text)
     except UnicodeError as error:
         raise DataError(f"{path}: got no readable JSON ({error})") from error
-
-
-def _parsed(number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = str(error).partition(": line 1 ")[0]
-        raise ValueError(f"got no readable JSON ({reason}, in line {number})") from error
 
 
 def _read_json(path: Path) -> list[Any]:
     try:
         content = path.read_bytes()
-        items = json.loads(content.decode(json.detect_encoding(content)))  # with a BOM or without
+        encoding = json.detect_encoding(content)  # With a BOM or without.
+        items = json.loads(content.decode(encoding))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: got no readable JSON ({error})") from error
     if not isinstance(items, list):

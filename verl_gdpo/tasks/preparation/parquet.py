@@ -21,11 +21,12 @@ from verl_gdpo.tasks.preparation import DataError, progress
 from verl_gdpo.tasks.preparation.schema import SCHEMA, Row, checked
 
 CODE = Path(__file__).parent
-# keys in a file's metadata
-MADE_FROM, CONTENT = b"verl_gdpo.made_from", b"verl_gdpo.content"
+# Keys in a file's metadata.
+MADE_FROM = b"verl_gdpo.made_from"
+CONTENT = b"verl_gdpo.content"
 OPTIONS = b"verl_gdpo.options"
-ROWS_PER_GROUP = 8192  # limits memory, and keeps each column below Arrow's limit of 2 GB
-ROWS_AT_ONCE = 1024  # that are read
+ROWS_PER_GROUP = 8192  # Written at once: few enough for memory, and for Arrow's limit of 2 GB.
+ROWS_AT_ONCE = 1024  # Read at once.
 
 
 def _content_id(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -51,19 +52,25 @@ def write_parquets(
         DataError: a row is refused; see `checked`.
         OSError: a file cannot be written; all files stay as they were.
     """
-    ids = {
-        path: _content_id(row for _, row in checked(enumerate(looked_at), str(path)))
-        for path, rows in files.items()
-        for looked_at in [progress(rows, f"checking {path}")]
-    }
+    ids = {}
+    for path, rows in files.items():
+        numbered = enumerate(progress(rows, f"checking {path}"))
+        ids[path] = _content_id(row for _, row in checked(numbered, str(path)))
     with replace_together(*files) as temporary:
         for target, (path, rows) in zip(temporary, files.items(), strict=True):
             metadata = {MADE_FROM: made_from, CONTENT: ids[path], OPTIONS: options}
             described = SCHEMA.with_metadata(metadata)
-            unwritten = progress(rows, f"writing {path}")
-            with pq.ParquetWriter(target, described) as writer:
-                while group := [*islice(unwritten, ROWS_PER_GROUP)]:
-                    writer.write_table(pa.Table.from_pylist(group, schema=described))
+            _write_rows(target, progress(rows, f"writing {path}"), described)
+
+
+def _write_rows(target: Path, rows: Iterator[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Write the rows group by group, so that one group at a time is in memory."""
+    with pq.ParquetWriter(target, schema) as writer:
+        while True:
+            group = list(islice(rows, ROWS_PER_GROUP))
+            if not group:
+                return
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:
@@ -109,30 +116,50 @@ def _code(task: Task) -> list[Path]:
     Those beside the scorer are there too: all of them in a folder that has the task's name, else
     those whose names begin with it.
     """
-    modules = [task.score.__module__, *filter(None, [task.rows])]
-    scorer, *rows = [Path(str(sys.modules[name].__file__)) for name in modules]
+    scorer = _file_of(task.score.__module__)
     beside = "*" if scorer.parent.name == task.name else f"{task.name}*"
-    files = {*CODE.glob("*.py"), *scorer.parent.glob(beside), scorer, *rows}
+    files = {scorer}
+    files.update(CODE.glob("*.py"))
+    files.update(scorer.parent.glob(beside))
+    if task.rows:
+        files.add(_file_of(task.rows))
     return sorted(path for path in files if path.suffix in (".py", ".json"))
+
+
+def _file_of(module: str) -> Path:
+    return Path(str(sys.modules[module].__file__))
 
 
 def is_there(paths: Sequence[Path], wanted: str) -> bool:
     """Return whether all files exist as they were made from `wanted`."""
-    are_made = all(_metadata(path).get(MADE_FROM) == wanted.encode() for path in paths)
-    return are_made and not any(map(_foreign, paths))
+    for path in paths:
+        if _metadata(path).get(MADE_FROM) != wanted.encode():
+            return False
+    # The metadata come first, because this reads all rows.
+    return not any(_foreign(path) for path in paths)
 
 
 def recorded_options(paths: Sequence[Path]) -> str | None:
     """Return the options that made all files; None if they differ, or somebody changed a file."""
-    first, *others = (_metadata(path).get(OPTIONS) for path in paths)
-    is_one = all(other == first for other in others) and not any(map(_foreign, paths))
-    return first.decode() if first is not None and is_one else None
+    options = [_metadata(path).get(OPTIONS) for path in paths]
+    first = options[0]
+    if any(other != first for other in options):
+        return None
+    if any(_foreign(path) for path in paths):
+        return None
+    if first is None:
+        return None
+    return first.decode()
 
 
 def refuse_to_replace(paths: Sequence[Path]) -> None:
     """Raise DataError for a link, and for a file that is not as data_prep wrote it."""
     for path in paths:
-        why = "it is a link" if path.is_symlink() else path.is_file() and _foreign(path)
+        why = ""
+        if path.is_symlink():
+            why = "it is a link"
+        elif path.is_file():
+            why = _foreign(path)
         if why:
             raise DataError(
                 f"{path} is left as it is: {why}. Replace it with --force, or train on it with "
@@ -145,8 +172,9 @@ def _foreign(path: Path) -> str:
     content = _metadata(path).get(CONTENT)
     if content is None:
         return "it cannot be read, or data_prep did not write it"
-    is_same = content == _content_id(parquet_rows(path))
-    return "" if is_same else "it was changed after data_prep wrote it"
+    if content != _content_id(parquet_rows(path)):
+        return "it was changed after data_prep wrote it"
+    return ""
 
 
 def _metadata(path: Path) -> dict[bytes, bytes]:

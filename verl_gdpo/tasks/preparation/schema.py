@@ -58,7 +58,8 @@ def checked(
         DataError: after the last row, if there is none or a bad one. The message names `where`, and
             of the first ten bad ones the row, the field, the value and what was expected.
     """
-    bad, is_any = [], False
+    bad = []
+    has_rows = False
     for number, item in items:
         try:
             row = row_of(number, item)
@@ -68,10 +69,12 @@ def checked(
         except ValueError as error:
             bad.append(f"row {number}, {error}")
         else:
-            is_any = True
+            has_rows = True
             yield number, row
-    if bad or not is_any:
-        raise DataError(bad_rows(where, bad) or f"{where}: got no rows; expected at least one")
+    if bad:
+        raise DataError(bad_rows(where, bad))
+    if not has_rows:
+        raise DataError(f"{where}: got no rows; expected at least one")
 
 
 def check_row(row: Any) -> None:
@@ -84,42 +87,52 @@ def check_row(row: Any) -> None:
 def _check_type(value: Any, expected: pa.DataType, field: str) -> None:
     """Raise ValueError if the Arrow type cannot hold a field's value unchanged."""
     if pa.types.is_struct(expected):
-        require(isinstance(value, Mapping), field, value, "an object")
-        prefix = f"{field}." if field else ""
-        types = {part.name: part.type for part in expected}
-        if unknown := [name for name in value if name not in types]:
-            name, names = unknown[0], [*types]
-            raise ValueError(f"field {prefix}{name}: unknown; expected only {names}, remove it")
-        for name, of_part in types.items():
-            if name not in value:
-                raise ValueError(f"field {prefix}{name}: missing")
-            _check_type(value[name], of_part, f"{prefix}{name}")
+        _check_object(value, expected, field)
     elif pa.types.is_list(expected):
         require(isinstance(value, list), field, value, "a list")
         for i, item in enumerate(value):
             _check_type(item, expected.value_type, f"{field}[{i}]")
     elif pa.types.is_int64(expected):
-        # a bool is an int in Python, and would be read back from the file as an int
+        # A bool is an int in Python, and would be read back from the file as an int.
         is_index = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
         require(is_index, field, value, "an int in [0, 2**63)")
     else:
         require(isinstance(value, str), field, value, "a str")
+        # JSON can hold half a surrogate pair. Parquet and tokenizers cannot.
         try:
-            value.encode()  # parquet and tokenizers cannot hold half a surrogate pair; JSON can
+            value.encode()
         except UnicodeEncodeError:
             require(False, field, value, "valid Unicode")
+
+
+def _check_object(value: Any, expected: pa.StructType, field: str) -> None:
+    """Raise ValueError unless a value has just the keys of a struct, and what each can hold."""
+    require(isinstance(value, Mapping), field, value, "an object")
+    prefix = f"{field}." if field else ""
+    types = {part.name: part.type for part in expected}
+    for name in value:
+        if name not in types:
+            names = list(types)
+            raise ValueError(f"field {prefix}{name}: unknown; expected only {names}, remove it")
+    for name, type_of_part in types.items():
+        if name not in value:
+            raise ValueError(f"field {prefix}{name}: missing")
+        _check_type(value[name], type_of_part, f"{prefix}{name}")
 
 
 def _check_prompt(prompt: list[dict[str, str]]) -> None:
     """Raise ValueError for messages that chat templates refuse, or that ask nothing."""
     require(bool(prompt), "prompt", prompt, "at least one message")
     for i, message in enumerate(prompt):
-        role, field = message["role"], f"prompt[{i}].role"
+        role = message["role"]
+        field = f"prompt[{i}].role"
         require(role in ROLES, field, role, f"one of {ROLES}")
         require(i == 0 or role != "system", field, role, "'system' only as the first")
-    require(role == "user", field, role, "'user'")
-    question = message["content"]
-    require(bool(question.strip()), f"prompt[{i}].content", question, "some text")
+    end = len(prompt) - 1
+    last = prompt[end]
+    require(last["role"] == "user", f"prompt[{end}].role", last["role"], "'user'")
+    question = last["content"]
+    require(bool(question.strip()), f"prompt[{end}].content", question, "some text")
 
 
 def _check_ground_truth(data_source: str, ground_truth: str) -> None:
@@ -158,18 +171,21 @@ def repetitions(rows: Sequence[Row], task: Task) -> dict[str, list[int]]:
 
     The first row of a problem is kept, if all of its rows agree on the answer; else none of them.
     """
-    asked = np.fromiter((hash(question_of(row)) for row in rows), np.int64)
-    questions, counts = np.unique(asked, return_counts=True)
-    numbers_of = defaultdict(list)
-    for number in np.flatnonzero(np.isin(asked, questions[counts > 1])).tolist():
-        numbers_of[question_of(rows[number])].append(number)
+    # Only the rows whose hash another one has are read again, because each is unpacked for that.
+    hashes = np.fromiter((hash(question_of(row)) for row in rows), np.int64)
+    questions, counts = np.unique(hashes, return_counts=True)
+    repeated = np.flatnonzero(np.isin(hashes, questions[counts > 1]))
+    numbers_by_question = defaultdict(list)
+    for number in repeated.tolist():
+        numbers_by_question[question_of(rows[number])].append(number)
+
     gone: dict[str, list[int]] = defaultdict(list)
-    for first, *others in numbers_of.values():
-        truths = [rows[number]["reward_model"]["ground_truth"] for number in (first, *others)]
+    for numbers in numbers_by_question.values():
+        truths = [rows[number]["reward_model"]["ground_truth"] for number in numbers]
         if not all(_agree(task, truths[0], truth) for truth in truths):
-            gone["rows that ask the same and disagree on the answer"] += [first, *others]
-        elif others:
-            gone["an earlier row asks the same"] += others
+            gone["rows that ask the same and disagree on the answer"].extend(numbers)
+        elif len(numbers) > 1:
+            gone["an earlier row asks the same"].extend(numbers[1:])
     return gone
 
 
@@ -177,9 +193,11 @@ def _agree(task: Task, first: str, second: str) -> bool:
     """Whether the answer to the first ground truth is as good for the second as its own."""
     if first == second:
         return True
-    good = [task.good_response(truth) for truth in (first, second)]
-    scores = [task.score(response, second, response_tokens=0) for response in good]
-    return scores[0] == scores[1]
+    response_to_first = task.good_response(first)
+    response_to_second = task.good_response(second)
+    rewards_of_first = task.score(response_to_first, second, response_tokens=0)
+    rewards_of_second = task.score(response_to_second, second, response_tokens=0)
+    return rewards_of_first == rewards_of_second
 
 
 def numbers_of(rows: Sequence[Row]) -> dict[str, int]:
@@ -189,32 +207,39 @@ def numbers_of(rows: Sequence[Row]) -> dict[str, int]:
     value, the lower median, the 95th percentile (nearest rank) and the highest value. A repeated
     problem is a row that asks what an earlier one asks.
     """
-    chars, asked = np.zeros((2, len(rows)), np.int64)
+    chars = np.zeros(len(rows), np.int64)
+    hashes = np.zeros(len(rows), np.int64)
     for number, row in enumerate(rows):
         chars[number] = sum(len(message["content"]) for message in row["prompt"])
-        asked[number] = hash(question_of(row))
-    spread = np.quantile(chars, (0, 0.5, 0.95, 1), method="inverted_cdf").tolist()
-    repeated = len(rows) - len(np.unique(asked))
-    return {"rows": len(rows), **dict(zip(CHARS, spread, strict=True)), REPEATED: repeated}
+        hashes[number] = hash(question_of(row))
+    quantiles = np.quantile(chars, (0, 0.5, 0.95, 1), method="inverted_cdf").tolist()
+    numbers = {"rows": len(rows)}
+    numbers.update(zip(CHARS, quantiles, strict=True))
+    numbers[REPEATED] = len(rows) - len(np.unique(hashes))
+    return numbers
 
 
 def overlap(splits: Splits) -> Overlap:
     """Return which test rows ask what a training row asks, or nearly that."""
 
-    def prompts(rows: Sequence[Row]) -> PromptReader:
-        def read(step: int) -> Iterator[Messages]:
-            numbers = progress(range(0, len(rows), step), "comparing prompts")
-            return (rows[number]["prompt"] for number in numbers)
+    return compare(_prompts_of(splits["train"]), _prompts_of(splits["test"]))
 
-        return PromptReader(len(rows), read)
 
-    return compare(prompts(splits["train"]), prompts(splits["test"]))
+def _prompts_of(rows: Sequence[Row]) -> PromptReader:
+    def read(step: int) -> Iterator[Messages]:
+        for number in progress(range(0, len(rows), step), "comparing prompts"):
+            yield rows[number]["prompt"]
+
+    return PromptReader(len(rows), read)
 
 
 def table(splits: Splits, shared: Overlap) -> str:
     """Return a table with one column per file; the last lines are the overlap."""
     columns = [numbers_of(rows) for rows in splits.values()]
     lines = [f"{'':24}" + "".join(f"{split:>12}" for split in splits)]
-    lines += [f"{name:24}" + "".join(f"{c[name]:>12,}" for c in columns) for name in columns[0]]
-    lines += [f"{'test problems in train':24}{len(shared.equal):>24,}"]
-    return "\n".join([*lines, f"{'nearly in train':24}{len(shared.near):>24,}"])
+    for name in columns[0]:
+        cells = [f"{column[name]:>12,}" for column in columns]
+        lines.append(f"{name:24}" + "".join(cells))
+    lines.append(f"{'test problems in train':24}{len(shared.equal):>24,}")
+    lines.append(f"{'nearly in train':24}{len(shared.near):>24,}")
+    return "\n".join(lines)

@@ -20,9 +20,9 @@ from verl_gdpo.tasks.preparation.schema import Row, require
 RowOf = Callable[[Any, Callable[[str], None]], Row]
 Mend = Callable[[str], tuple[str, str]]  # ground truth -> the one to write, what was repaired
 MakeRows = Callable[..., Iterable[Row]]  # make_rows(count, split="train" or "test", seed=...)
-VERLS_KEY = "reward_model"  # an object with this key is in verl's form
-WEAK = "weak_sandbox"  # the option of scorers that run programs
-CALL_FORMAT = "call_format"  # the option of scorers that read calls of tools
+VERLS_KEY = "reward_model"  # An object with this key is in verl's form.
+WEAK = "weak_sandbox"  # The option of scorers that run programs.
+CALL_FORMAT = "call_format"  # The option of scorers that read calls of tools.
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,14 @@ def strings_of(item: Any, keys: Sequence[str]) -> dict[str, str]:
         ValueError: the item is something else.
     """
     require(isinstance(item, dict), "", item, "an object")
-    for key in (*keys, *item):
-        if key not in keys:
-            # an unknown key is an error, because it could be meant for the prompt ("history")
-            raise ValueError(f"field {key}: unknown; expected only {tuple(keys)}")
+    for key in keys:
         if key not in item:
             raise ValueError(f"field {key}: got nothing; expected a str")
         require(isinstance(item[key], str), key, item[key], "a str")
+    for key in item:
+        # An unknown key is an error, because it could be meant for the prompt ("history").
+        if key not in keys:
+            raise ValueError(f"field {key}: unknown; expected only {tuple(keys)}")
     return dict(item)
 
 
@@ -111,10 +112,13 @@ def make_row(
     task: Task, question: str, ground_truth: str, system: str | None = None, ability: str = ""
 ) -> Row:
     """Return a row without index and split; `system` is the system message, if any."""
-    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages = []
+    if system is not None:
+        messages.append({"role": "system", "content": system})
+    messages.append({"role": "user", "content": question})
     return {
         "data_source": task.data_sources[0],
-        "prompt": [*messages, {"role": "user", "content": question}],
+        "prompt": messages,
         "ability": ability or task.name,
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
         "extra_info": {},
@@ -129,8 +133,9 @@ def seeded(name: str, row_of: Callable[[Random, str], Row]) -> Callable[..., Ite
     """
 
     def make_rows(count: int, *, split: str, seed: int) -> Iterator[Row]:
-        # a string seeds Random through SHA-512: the same in every process, unlike hash()
-        seeds = (f"verl-gdpo {name} {split} {seed} {index}" for index in range(count))
-        return (row_of(Random(text), split) for text in seeds)
+        for index in range(count):
+            # A string seeds Random through SHA-512: the same in every process, unlike hash().
+            rng = Random(f"verl-gdpo {name} {split} {seed} {index}")
+            yield row_of(rng, split)
 
     return make_rows
