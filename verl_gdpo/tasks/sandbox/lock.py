@@ -12,10 +12,10 @@ with every version of Landlock.
 import ctypes
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-# name, number on x86-64, number on aarch64
+# Each call has a name, its number on x86-64, and that on aarch64.
 ALLOWED = """
 read 0 63, write 1 64, close 3 57, fstat 5 80, stat 4 -, lstat 6 -, newfstatat 262 79,
 statx 332 291, lseek 8 62, pread64 17 67, pwrite64 18 68, readv 19 65, writev 20 66,
@@ -36,30 +36,64 @@ uname 63 160, sysinfo 99 179, times 100 153, getrusage 98 165, getrlimit 97 163,
 getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176,
 getegid 108 177, getgroups 115 158, getpgrp 111 -, exit 60 93, exit_group 231 94
 """
-# where there is a folder to write to
+# These are allowed too where there is a folder to write to.
 OF_FOLDERS = """
 unlink 87 -, unlinkat 263 35, mkdir 83 -, mkdirat 258 34, rmdir 84 -, rename 82 -, renameat 264 38,
 renameat2 316 276
 """
-# with the arguments that `_conditions` allows
+# These are allowed with the arguments that `_conditions` lists.
 CONDITIONAL = """
 open 2 -, openat 257 56, clone 56 220, kill 62 129, tgkill 234 131, prlimit64 302 261,
 socketpair 53 199, fcntl 72 25, ioctl 16 29
 """
-AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # how linux/audit.h calls them
-NEWER = 435  # clone3; libraries do without what came with it or later, if it is not there
-CLONE_THREAD, CLONE_NEWS = 0x10000, 0x7E020080
-DUP_AND_FLAGS_AND_LOCKS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)  # no owner, who gets signals
-IS_TERMINAL, WIDTH, NREAD, NONBLOCKING, INHERITED = 0x5401, 0x5413, 0x541B, 0x5421, (0x5450, 0x5451)
-LOAD, JUMP_IF_EQUAL, AND, RETURN = 0x20, 0x15, 0x54, 0x06  # linux/bpf_common.h
-ALLOW, KILL, NOT_PERMITTED, NOT_THERE = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
-JUMP_IF_AT_LEAST = 0x35
-NUMBER_AT, AUDIT_AT, ARGUMENTS_AT = 0, 4, 16  # in struct seccomp_data
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # How linux/audit.h calls the machines.
+# The number of clone3. Libraries do without what came with it or later, if it is not there.
+NEWER = 435
+CLONE_THREAD = 0x10000
+CLONE_NEWS = 0x7E020080
+# Commands of fcntl. Those of the owner, who gets signals, are not among them.
+DUP_AND_FLAGS_AND_LOCKS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)
+# Commands of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX.
+OF_TERMINALS_AND_FLAGS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
-WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14  # linux/landlock.h
-EXECUTE, MAKE_CHAR, MAKE_BLOCK = 1 << 0, 1 << 6, 1 << 11
-RIGHTS_OF_VERSION = {1: 13, 2: 14, 3: 15, 5: 16}  # so many bits
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+# Operations of a filter, in linux/bpf_common.h.
+LOAD = 0x20
+AND = 0x54
+JUMP_IF_EQUAL = 0x15
+JUMP_IF_AT_LEAST = 0x35
+RETURN = 0x06
+# What a filter returns, in linux/seccomp.h. The last two are the errors EPERM and ENOSYS.
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+NOT_PERMITTED = 0x50001
+NOT_THERE = 0x50026
+# Where a filter finds what it asks for, in struct seccomp_data.
+NUMBER_AT = 0
+AUDIT_AT = 4
+ARGUMENTS_AT = 16
+
+# Rights on files, in linux/landlock.h.
+EXECUTE = 1 << 0
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+MAKE_CHAR = 1 << 6
+MAKE_BLOCK = 1 << 11
+TRUNCATE = 1 << 14
+RIGHTS_OF_VERSION = {1: 13, 2: 14, 3: 15, 5: 16}  # {version of Landlock: how many rights it has}
+# The numbers of Landlock's calls, on both machines.
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
+
+# Options of prctl.
+PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2
+SIGKILL = 9
+
+STEP_BYTES = 8  # The size of an instruction of a filter.
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -75,27 +109,33 @@ def lock(readable: Iterable[str], folder: str | None, landlock: int) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    _call(_libc.prctl, 1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it does not outlive what started it
-    _call(_libc.prctl, 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which the rest needs
+    # It does not outlive what started it.
+    _call(_libc.prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    # The rest needs this.
+    _call(_libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if landlock:
         _lock_files(readable, folder, landlock)
-    has_writable = folder is not None or landlock > 0
-    code = seccomp_filter(os.uname().machine, os.getpid(), folder is not None, has_writable)
+    has_folder = folder is not None
+    has_writable = has_folder or landlock > 0
+    code = seccomp_filter(os.uname().machine, os.getpid(), has_folder, has_writable)
     text = ctypes.create_string_buffer(code)
-    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(text))
-    _call(_libc.prctl, 22, 2, program, 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    program = struct.pack("HxxxxxxP", len(code) // STEP_BYTES, ctypes.addressof(text))
+    _call(_libc.prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
 
 
 def landlock_version() -> int:
     """Landlock's version on this kernel; 0 where there is none, or where a container forbids it."""
-    return max(0, int(_libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)))
+    version = int(_libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+    return max(0, version)
 
 
 def _lock_files(readable: Iterable[str], folder: str | None, version: int) -> None:
-    bits = RIGHTS_OF_VERSION[max(known for known in RIGHTS_OF_VERSION if known <= version)]
-    handled = (1 << bits) - 1
-    # TCP from version 4, abstract sockets and signals from version 6
-    attributes = struct.pack("QQQ", handled, 3 * (version >= 4), 3 * (version >= 6))
+    known_version = max(known for known in RIGHTS_OF_VERSION if known <= version)
+    handled = (1 << RIGHTS_OF_VERSION[known_version]) - 1
+    # What a kernel does not know may not be asked of it.
+    tcp = 3 if version >= 4 else 0
+    abstract_sockets_and_signals = 3 if version >= 6 else 0
+    attributes = struct.pack("QQQ", handled, tcp, abstract_sockets_and_signals)
     rules = _call(_libc.syscall, CREATE_RULESET, attributes, ctypes.c_size_t(24), 0)
     for path in readable:
         _add_rule(rules, path, READ_FILE | READ_DIR)
@@ -114,14 +154,17 @@ def _add_rule(rules: int, path: str, rights: int) -> None:
         return
     if not os.path.isdir(path):
         rights &= ~READ_DIR
-    _call(_libc.syscall, ADD_RULE, rules, 1, struct.pack("=Qi", rights, file), 0)
+    rule = struct.pack("=Qi", rights, file)
+    _call(_libc.syscall, ADD_RULE, rules, 1, rule, 0)
     os.close(file)
 
 
 def _call(function: Any, *args: Any) -> int:
+    """Return what a C function returns; raise OSError if it fails."""
     result = int(function(*args))
     if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(args[:2]))
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(args[:2]))
     return result
 
 
@@ -130,56 +173,105 @@ def seccomp_filter(machine: str, pid: int, has_folder: bool, has_writable: bool)
     steps = [
         _step(LOAD, AUDIT_AT),
         _step(JUMP_IF_EQUAL, AUDIT[machine], yes=1),
-        _step(RETURN, KILL),  # a call of 32-bit programs has another number
+        # A call of 32-bit programs has another number.
+        _step(RETURN, KILL),
         _step(LOAD, NUMBER_AT),
     ]
-    for number in _numbers(ALLOWED + ("," + OF_FOLDERS) * has_folder, machine).values():
-        steps += [_step(JUMP_IF_EQUAL, number, no=1), _step(RETURN, ALLOW)]
+    allowed = list(_numbers(ALLOWED, machine).values())
+    if has_folder:
+        allowed.extend(_numbers(OF_FOLDERS, machine).values())
+    for number in allowed:
+        steps.append(_step(JUMP_IF_EQUAL, number, no=1))
+        steps.append(_step(RETURN, ALLOW))
+
     conditions = _conditions(pid, has_writable)
     for name, number in _numbers(CONDITIONAL, machine).items():
-        body = [step for condition in conditions[name] for step in _require(*condition)]
-        steps += [_step(JUMP_IF_EQUAL, number, no=len(body) + 1), *body, _step(RETURN, ALLOW)]
-    steps += [_step(JUMP_IF_AT_LEAST, NEWER, no=1), _step(RETURN, NOT_THERE)]
-    return b"".join([*steps, _step(RETURN, NOT_PERMITTED)])
+        body = []
+        for condition in conditions[name]:
+            body.extend(_require(condition))
+        body.append(_step(RETURN, ALLOW))
+        steps.append(_step(JUMP_IF_EQUAL, number, no=len(body)))
+        steps.extend(body)
+
+    steps.append(_step(JUMP_IF_AT_LEAST, NEWER, no=1))
+    steps.append(_step(RETURN, NOT_THERE))
+    steps.append(_step(RETURN, NOT_PERMITTED))
+    return b"".join(steps)
 
 
-def _conditions(pid: int, has_writable: bool) -> Mapping[str, list[tuple[int, int, Sequence[int]]]]:
-    """Of each call, what holds of its arguments: (which one, mask, values)."""
-    # Landlock before version 3 lets truncate what is opened for reading, or for neither
-    may_write = (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
-    opened: tuple[int, tuple[int, ...]]
+class Condition(NamedTuple):
+    """What holds of an argument of a call: its masked bits have one of the values.
+
+    argument: which one, from 0.
+    """
+
+    argument: int
+    mask: int
+    values: Sequence[int]
+
+
+def _conditions(pid: int, has_writable: bool) -> Mapping[str, list[Condition]]:
+    """What holds of the arguments of each call."""
+    mask: int
+    values: tuple[int, ...]
     if has_writable:
-        opened = (os.O_ACCMODE | os.O_TRUNC, (os.O_RDONLY, *may_write))
+        # Landlock before version 3 lets truncate what is opened for reading, or for neither. So
+        # only what is opened for writing, which Landlock knows of, may be truncated.
+        mask = os.O_ACCMODE | os.O_TRUNC
+        values = (
+            os.O_RDONLY,
+            os.O_WRONLY,
+            os.O_RDWR,
+            os.O_WRONLY | os.O_TRUNC,
+            os.O_RDWR | os.O_TRUNC,
+        )
     else:
-        opened = (os.O_ACCMODE | os.O_TRUNC | os.O_CREAT, (os.O_RDONLY,))
-    whole = 0xFFFFFFFF  # all that Linux looks at
+        mask = os.O_ACCMODE | os.O_TRUNC | os.O_CREAT
+        values = (os.O_RDONLY,)
+    whole = 0xFFFFFFFF  # All bits that Linux looks at.
+    af_unix = 1
+    sock_stream = 1
+    type_of_socket = 0xF  # The other bits are flags.
     return {
-        "open": [(1, *opened)],
-        "openat": [(2, *opened)],
-        "clone": [(0, CLONE_THREAD | CLONE_NEWS, (CLONE_THREAD,))],
-        "kill": [(0, whole, (pid,))],
-        "tgkill": [(0, whole, (pid,))],
-        "prlimit64": [(0, whole, (0, pid))],
-        "socketpair": [(0, whole, (1,)), (1, 0xF, (1,))],  # AF_UNIX, SOCK_STREAM
-        "fcntl": [(1, whole, DUP_AND_FLAGS_AND_LOCKS)],
-        "ioctl": [(1, whole, (IS_TERMINAL, WIDTH, NREAD, NONBLOCKING, *INHERITED))],
+        "open": [Condition(1, mask, values)],
+        "openat": [Condition(2, mask, values)],
+        "clone": [Condition(0, CLONE_THREAD | CLONE_NEWS, (CLONE_THREAD,))],
+        "kill": [Condition(0, whole, (pid,))],
+        "tgkill": [Condition(0, whole, (pid,))],
+        "prlimit64": [Condition(0, whole, (0, pid))],
+        "socketpair": [
+            Condition(0, whole, (af_unix,)),
+            Condition(1, type_of_socket, (sock_stream,)),
+        ],
+        "fcntl": [Condition(1, whole, DUP_AND_FLAGS_AND_LOCKS)],
+        "ioctl": [Condition(1, whole, OF_TERMINALS_AND_FLAGS)],
     }
 
 
-def _require(argument: int, mask: int, values: Sequence[int]) -> Iterator[bytes]:
-    """Go on after these instructions if the argument has one of the values."""
-    yield _step(LOAD, ARGUMENTS_AT + 8 * argument)
-    yield _step(AND, mask)
-    for place, value in enumerate(values):
-        yield _step(JUMP_IF_EQUAL, value, yes=len(values) - place)
-    yield _step(RETURN, NOT_PERMITTED)
+def _require(condition: Condition) -> list[bytes]:
+    """The instructions after which a filter goes on if the condition holds."""
+    steps = [
+        _step(LOAD, ARGUMENTS_AT + 8 * condition.argument),
+        _step(AND, condition.mask),
+    ]
+    for place, value in enumerate(condition.values):
+        # It jumps over the other values and the return.
+        steps.append(_step(JUMP_IF_EQUAL, value, yes=len(condition.values) - place))
+    steps.append(_step(RETURN, NOT_PERMITTED))
+    return steps
 
 
 def _numbers(table: str, machine: str) -> dict[str, int]:
-    rows = [row.split() for row in table.split(",")]
-    column = 1 + [*AUDIT].index(machine)
-    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+    """{call: its number on a machine}, of those calls in a table that the machine has."""
+    column = 1 + list(AUDIT).index(machine)
+    numbers = {}
+    for row in table.split(","):
+        cells = row.split()
+        if cells[column] != "-":
+            numbers[cells[0]] = int(cells[column])
+    return numbers
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    """One instruction; `yes` and `no` are how many it jumps over."""
     return struct.pack("=HBBI", code, yes, no, value)
