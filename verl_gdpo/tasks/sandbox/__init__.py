@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -29,9 +30,11 @@ from verl_gdpo.tasks.sandbox.machine import SandboxError as SandboxError
 
 logger = logging.getLogger(__name__)
 
-OUTPUT_BYTES = 1 << 20  # of one test
+OUTPUT_BYTES = 1 << 20  # The most that one test may print or return.
 READY = inside.READY.encode()
-PROBE, PROBE_SAYS = "import queue\nprint(input()[::-1])", "olleh\n"
+PROBE = "import queue\nprint(input()[::-1])"
+PROBE_READS = "hello\n"
+PROBE_SAYS = "olleh\n"
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,10 @@ def run(
     Raises:
         SandboxError: the machine has no sandbox that works.
     """
-    confinement, notes = confinement or _confinement(allow_weak), notes or ExecutionNotes()
+    if confinement is None:
+        confinement = _confinement(allow_weak)
+    if notes is None:
+        notes = ExecutionNotes()
     request = {
         "cpu_seconds": max(1, round(seconds)),
         "memory_mb": memory_mb,
@@ -127,10 +133,12 @@ def run(
         if not trouble.endswith(READY):
             last_line = trouble.decode("utf-8", "replace").strip().split("\n")[-1]
             raise SandboxError(last_line or "no answer")
+        # What follows the last end of a line was not written to its end.
         lines = _read(stdout).split(b"\n")[:-1]
     results = [_result(line) for line in lines[: len(tests)]]
-    notes.stopped = len(results) < len(tests)
-    return results + [NOT_FINISHED] * (len(tests) - len(results))
+    missing_count = len(tests) - len(results)
+    notes.stopped = missing_count > 0
+    return results + [NOT_FINISHED] * missing_count
 
 
 def missing(allow_weak: bool = False) -> Sequence[str]:
@@ -139,14 +147,18 @@ def missing(allow_weak: bool = False) -> Sequence[str]:
     Raises:
         SandboxError: it has none that works.
     """
-    return [*filter(None, [_confinement(allow_weak).warning()])]
+    warning = _confinement(allow_weak).warning()
+    if not warning:
+        return []
+    return [warning]
 
 
+# Without it, threads would try, and warn, all at once.
 _trying = threading.Lock()
 
 
 def _confinement(allow_weak: bool = False) -> Confinement:
-    with _trying:  # or threads would try, and warn, all at once
+    with _trying:
         return _first_that_works(allow_weak)
 
 
@@ -160,8 +172,10 @@ def _first_that_works(allow_weak: bool) -> Confinement:
         except OSError as error:
             reasons.append(f"{confinement.name}: {error}")
             continue
-        broken = [f"a sandbox that does not work here: {reason}" for reason in reasons]
-        for warning in filter(None, [*broken, confinement.warning()]):
+        for reason in reasons:
+            logger.warning("verl-gdpo: a sandbox that does not work here: %s", reason)
+        warning = confinement.warning()
+        if warning:
             logger.warning("verl-gdpo: %s", warning)
         return confinement
     tried = "; ".join(reasons) or "neither bubblewrap nor Landlock is here"
@@ -178,15 +192,16 @@ def _first_that_works(allow_weak: bool) -> Confinement:
 
 def _try(confinement: Confinement) -> None:
     """Raise SandboxError unless a program runs."""
-    (result,) = run(PROBE, [{"input": "hello\n"}], seconds=10, confinement=confinement)
+    (result,) = run(PROBE, [{"input": PROBE_READS}], seconds=10, confinement=confinement)
     if result != TestResult(True, PROBE_SAYS):
         raise SandboxError(f"got {result} of a program that prints {PROBE_SAYS!r}")
 
 
 def _user() -> int | None:
     """A user that nobody else is, where this is root; None for the user that this is."""
-    number = random.SystemRandom().randrange(machine.UIDS)
-    return machine.FIRST_UID + number if machine.can_change_user() else None
+    if not machine.can_change_user():
+        return None
+    return machine.FIRST_UID + random.SystemRandom().randrange(machine.UIDS)
 
 
 def _start(
@@ -194,10 +209,10 @@ def _start(
 ) -> None:
     """Run what is inside, and wait for its end or end it."""
     texts = [Path(str(module.__file__)).read_text() for module in (lock, inside)]
-    with (
-        os.fdopen(os.pidfd_open(os.getpid())) as caller,
-        subprocess.Popen(
-            (*confinement.command, "-c", "\n".join([*texts, f"main(lock, {caller.fileno()})\n"])),
+    with os.fdopen(os.pidfd_open(os.getpid())) as caller:
+        texts.append(f"main(lock, {caller.fileno()})\n")
+        process = subprocess.Popen(
+            (*confinement.command, "-c", "\n".join(texts)),
             stdin=request,
             stdout=results,
             stderr=errors,
@@ -205,14 +220,14 @@ def _start(
             env=machine.ENVIRONMENT,
             pass_fds=(*confinement.files, caller.fileno()),
             start_new_session=True,
-        ) as process,
-    ):
-        try:
-            _wait(process.pid, errors, wall_seconds)
-        finally:
-            # not waited for yet, so the id is still that of this group
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
+        )
+        with process:
+            try:
+                _wait(process.pid, errors, wall_seconds)
+            finally:
+                # It is not waited for yet, so the id is still that of this group.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait(pid: int, errors: int, wall_seconds: float) -> None:
@@ -231,14 +246,16 @@ def _wait(pid: int, errors: int, wall_seconds: float) -> None:
 def _file(content: bytes = b"") -> Iterator[int]:
     """A file in memory: what a program writes there is bounded by the limit of file sizes."""
     with os.fdopen(os.memfd_create("sandbox"), "wb", buffering=0) as file:
-        view = memoryview(content)
-        while view:
-            view = view[file.write(view) :]
+        unwritten = memoryview(content)
+        while unwritten:
+            written = file.write(unwritten)
+            unwritten = unwritten[written:]
         file.seek(0)
         yield file.fileno()
 
 
 def _read(file: int) -> bytes:
+    """All of a file, wherever its writer is."""
     return os.pread(file, os.fstat(file).st_size, 0)
 
 

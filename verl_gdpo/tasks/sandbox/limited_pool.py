@@ -24,7 +24,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-# how a request ends its process: time is up, or out of memory or of stack
+# How a request ends its process: time is up, or it is out of memory or of stack.
 ENDED_BY_REQUEST = (signal.SIGPROF, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV)
 
 
@@ -48,8 +48,10 @@ class LimitedPool:
 
     def forget(self) -> None:
         """Have no process; those that there are end at once."""
-        self._turn = threading.Lock()  # or a thread that comes back would always be the first
-        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()  # None: yet to be started
+        # Without it, a thread that comes back would always be the first.
+        self._turn = threading.Lock()
+        # None stands for a process that is yet to be started.
+        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()
         for _ in range(self._size):
             self._idle.put(None)
 
@@ -66,18 +68,23 @@ class LimitedPool:
             OSError: no process can be started, or two in a row die of something else.
         """
         died_of: list[signal.Signals | int] = []
-        while len(died_of) < 2:  # one may be killed from outside
+        # One may be killed from outside.
+        while len(died_of) < 2:
             with self._turn:
                 process = self._idle.get()
             replies: list[Any] = []
             is_whole = False
             try:
-                process = process or _Process(self._arguments, doing)
+                if process is None:
+                    process = _Process(self._arguments, doing)
                 is_whole = process.ask(request, replies)
-            finally:  # also after Ctrl-C, when its replies would be taken for those to the next one
+            finally:
+                # A process is ended after Ctrl-C too, because its replies would be taken for those
+                # to the next request.
                 if process is not None and not is_whole:
                     died_of.append(process.close())
-                self._idle.put(process if is_whole else None)
+                    process = None
+                self._idle.put(process)
             if is_whole or died_of[-1] in ENDED_BY_REQUEST:
                 return replies, is_whole
         raise OSError(
@@ -89,14 +96,16 @@ class LimitedPool:
 class _Process:
     def __init__(self, arguments: tuple[str, ...], doing: str) -> None:
         self.process = subprocess.Popen(
-            # warnings: of Python, about what a policy writes
+            # Python would warn about what a policy writes.
             [sys.executable, "-W", "ignore", __file__, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="ascii",
         )
-        self._end = weakref.finalize(self, _end, self.process)  # also at the end of Python
+        # It is called at the end of Python too.
+        self._end = weakref.finalize(self, _end, self.process)
+        # Why it cannot start; "" if it can, and None if it is dead.
         failed = self._read()
         if failed != "":
             code = self.close()
@@ -120,25 +129,33 @@ class _Process:
         """The next line, or None if the process has died."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        return json.loads(line) if line.endswith("\n") else None
+        if not line.endswith("\n"):
+            return None
+        return json.loads(line)
 
     def close(self) -> signal.Signals | int:
         """End the process; return the signal that ended it, or its exit code."""
         self._end()
-        code = self.process.wait()  # another thread may be ending it
-        return signal.Signals(-code) if code < 0 else code
+        # Another thread may be ending it.
+        code = self.process.wait()
+        if code < 0:
+            return signal.Signals(-code)
+        return code
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
+    """End a process at the end of its input, or else by a signal."""
     assert process.stdin is not None and process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # what was still to be written has no reader
+    # What was still to be written has no reader.
+    with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
     try:
         process.wait(timeout=0.5)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    process.stdout.close()  # a thread that reads it would hold it until the process has ended
+    # It comes last, because a thread that reads it holds it until the process has ended.
+    process.stdout.close()
 
 
 _pools: "weakref.WeakSet[LimitedPool]" = weakref.WeakSet()
@@ -151,31 +168,38 @@ def _in_child() -> None:
 
 def work(program: str, cpu_s: float, wall_s: float, max_bytes: int) -> None:
     """Answer until the input ends; the module's docstring says how."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    # Ctrl-C is for the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     lines = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what a library prints is no reply
+    # What a library prints is no reply.
+    os.dup2(2, 1)
 
     def write(line: Any) -> None:
         print(json.dumps(line), file=lines, flush=True)
 
+    def say(reply: Any) -> None:
+        write([reply, False])
+
     def limit(cpu_s: float, wall_s: float) -> None:
-        # their default action ends the process, even inside one long multiplication
+        # Their default action ends the process, even inside one long multiplication.
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         signal.setitimer(signal.ITIMER_REAL, wall_s)
 
     try:
         names = runpy.run_path(program)
-        names.get("prepare", int)()
+        if "prepare" in names:
+            names["prepare"]()
     except BaseException as error:
         write(f"{type(error).__name__}: {error}")
         raise SystemExit(1) from error
-    write("")  # nothing has failed
+    # Nothing has failed.
+    write("")
     for line in sys.stdin:
         limit(cpu_s, wall_s)
         try:
-            last = names["answer"](lambda reply: write([reply, False]), *json.loads(line))
+            last = names["answer"](say, *json.loads(line))
         except (MemoryError, RecursionError):
             os.kill(os.getpid(), signal.SIGABRT)
         limit(0, 0)
@@ -183,7 +207,9 @@ def work(program: str, cpu_s: float, wall_s: float, max_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[3])  # not this folder, whose files are in a package
+    # Python puts this folder there, whose files belong to a package.
+    sys.path[0] = str(Path(__file__).parents[3])
     work(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
 else:
-    os.register_at_fork(after_in_child=_in_child)  # the parent's replies are not the child's
+    # The parent's replies are not the child's.
+    os.register_at_fork(after_in_child=_in_child)

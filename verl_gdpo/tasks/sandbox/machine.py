@@ -16,12 +16,16 @@ from pathlib import Path
 
 from verl_gdpo.tasks.sandbox.lock import landlock_version
 
-# programs of root run as a user of their own, from numbers that no system gives to anybody
-FIRST_UID, UIDS = 1_900_000_000, 1 << 24
+# A program of root runs as a user of its own, one of so many numbers that no system gives to
+# anybody.
+FIRST_UID = 1_900_000_000
+UIDS = 1 << 24
 SCRATCH_BYTES = 64 << 20
-# a program prints a set the same way twice, and a thread reserves no memory beside its stack
+# A program prints a set the same way twice, and a thread reserves no memory beside its stack.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
 START = ("-SsB", "-X", "utf8")
+# What the modules of Python's library load.
+READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom")
 LACKS_FOLDER = (
     "a program has no folder to write to, and can ask whether a path exists and how large a file is"
 )
@@ -44,8 +48,9 @@ NO_LANDLOCK = (
     "Landlock, the second best, needs Linux 5.13 or later with `landlock` in "
     "/sys/kernel/security/lsm, and in a container Docker 23 or later"
 )
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "QUOTA PERIOD" of a container, or "max PERIOD"
-LOOK_SECONDS = 0.05  # between two looks at what somebody waits for
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # It has "QUOTA PERIOD" of a container, or "max PERIOD".
+MODE_OF_PLACES = "drwx------"
+LOOK_SECONDS = 0.05  # The time between two looks at what somebody waits for.
 
 
 class SandboxError(OSError):
@@ -75,7 +80,9 @@ class Confinement:
 
     def warning(self) -> str:
         """What it lacks, and what to do about it; "" for the best."""
-        return f"sandbox {self.name!r}: {self.lacks}. {advice()}" if self.lacks else ""
+        if not self.lacks:
+            return ""
+        return f"sandbox {self.name!r}: {self.lacks}. {advice()}"
 
 
 def confinements(allow_weak: bool = False) -> Iterator[Confinement]:
@@ -83,21 +90,36 @@ def confinements(allow_weak: bool = False) -> Iterator[Confinement]:
     landlock = landlock_version()
     bwrap = shutil.which("bwrap")
     if bwrap:
-        yield Confinement("bubblewrap", _bubblewrap(bwrap), landlock, "/tmp", ("/",))
+        yield Confinement(
+            "bubblewrap",
+            _bubblewrap(bwrap),
+            landlock=landlock,
+            folder="/tmp",
+            readable=("/",),
+        )
     prefix = _prefix()
     python = os.path.relpath(Path(sys.executable).resolve(), Path(sys.base_prefix).resolve())
     command = (f"/proc/self/fd/{prefix}/{python}", *START)
-    # libraries that Python's modules load
-    readable = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/urandom")
     if landlock:
-        yield Confinement("landlock", command, landlock, None, readable, (prefix,), LACKS_FOLDER)
+        yield Confinement(
+            "landlock",
+            command,
+            landlock=landlock,
+            readable=READABLE,
+            files=(prefix,),
+            lacks=LACKS_FOLDER,
+        )
     if allow_weak and can_change_user():
         yield Confinement("weak", command, files=(prefix,), lacks=f"{WEAK}; {LACKS_FOLDER}")
 
 
 def advice() -> str:
     """What a person can do for a better sandbox than this machine has."""
-    sentences = [BWRAP_FAILS if shutil.which("bwrap") else NO_BWRAP]
+    sentences = []
+    if shutil.which("bwrap"):
+        sentences.append(BWRAP_FAILS)
+    else:
+        sentences.append(NO_BWRAP)
     if not landlock_version():
         sentences.append(NO_LANDLOCK)
     return ". ".join(sentences)
@@ -105,8 +127,10 @@ def advice() -> str:
 
 def can_change_user() -> bool:
     """Whether this is root, and not that of a container whose other users do not exist outside."""
-    first, _, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
-    return os.getuid() == 0 and first + count >= FIRST_UID + UIDS
+    # The first line has the first user in here, its number outside, and how many follow it.
+    line = Path("/proc/self/uid_map").read_text().split()
+    end_of_users = int(line[0]) + int(line[2])
+    return os.getuid() == 0 and end_of_users >= FIRST_UID + UIDS
 
 
 @functools.cache
@@ -123,33 +147,41 @@ def _prefix() -> int:
 
 def _bubblewrap(bwrap: str) -> tuple[str, ...]:
     """Only Python and the system's libraries are there, and one small folder can be written to."""
-    python, base = Path(sys.executable).resolve(), Path(sys.base_prefix)
+    python = Path(sys.executable).resolve()
+    base = Path(sys.base_prefix)
     inside = f"/python/bin/{python.name}"
-    # as root without a user namespace: in one, the program's user would still be root outside, for
-    # whom the limit of processes does not hold
-    user = () if can_change_user() else ("--unshare-user", "--uid", "65534", "--gid", "65534")
-    # folders on the way are root's alone, unless they are made here
-    libraries: list[str] = []
+    command = [bwrap, "--die-with-parent"]
+
+    # Root needs no user namespace. In one, the program's user would still be root outside, for whom
+    # the limit of processes does not hold.
+    if not can_change_user():
+        command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+
+    # Folders on the way are root's alone, unless they are made here.
+    command += ["--perms", "0755", "--dir", "/usr"]
+    command += ["--ro-bind", "/usr/lib", "/usr/lib"]
+    command += ["--ro-bind-try", "/usr/lib64", "/usr/lib64"]
     for folder in ("/lib", "/lib64"):
         if os.path.islink(folder):
-            libraries += ["--symlink", os.readlink(folder), folder]
+            command += ["--symlink", os.readlink(folder), folder]
         else:
-            libraries += ["--ro-bind-try", folder, folder]
-    return (
-        *(bwrap, "--die-with-parent", *user),
-        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
-        *("--perms", "0755", "--dir", "/usr", "--ro-bind", "/usr/lib", "/usr/lib"),
-        *("--ro-bind-try", "/usr/lib64", "/usr/lib64", *libraries),
-        *("--perms", "0755", "--dir", "/python", "--perms", "0755", "--dir", "/python/bin"),
-        *("--ro-bind", str(base / "lib"), "/python/lib"),
-        *("--ro-bind-try", str(base / "lib64"), "/python/lib64"),
-        *("--ro-bind", str(python), inside),
-        *("--dev", "/dev", "--remount-ro", "/dev"),
-        *("--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
-        *("--remount-ro", "/"),
-        *("--setenv", "LD_LIBRARY_PATH", "/python/lib"),
-        *(inside, *START),
-    )
+            command += ["--ro-bind-try", folder, folder]
+
+    command += ["--perms", "0755", "--dir", "/python"]
+    command += ["--perms", "0755", "--dir", "/python/bin"]
+    command += ["--ro-bind", str(base / "lib"), "/python/lib"]
+    command += ["--ro-bind-try", str(base / "lib64"), "/python/lib64"]
+    command += ["--ro-bind", str(python), inside]
+
+    command += ["--dev", "/dev", "--remount-ro", "/dev"]
+    command += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp"]
+    command += ["--chdir", "/tmp"]
+    command += ["--remount-ro", "/"]
+    command += ["--setenv", "LD_LIBRARY_PATH", "/python/lib"]
+    command.append(inside)
+    command.extend(START)
+    return tuple(command)
 
 
 @contextlib.contextmanager
@@ -163,14 +195,16 @@ def place() -> Iterator[None]:
     with _looking:
         folder = _folder()
         try:
-            while (mine := _free_place(names, folder)) is None:
+            mine = _free_place(names, folder)
+            while mine is None:
                 time.sleep(LOOK_SECONDS)
+                mine = _free_place(names, folder)
         finally:
             os.close(folder)
     try:
         yield
     finally:
-        # else it stays locked as long as a process that was forked meanwhile
+        # Else it would stay locked as long as a process lives that was forked meanwhile.
         fcntl.flock(mine, fcntl.LOCK_UN)
         os.close(mine)
 
@@ -184,23 +218,26 @@ def cores() -> int:
     return here
 
 
-_looking = threading.Lock()  # one thread of a process looks for a place, and the others for it
+# One thread of a process looks for a place, and the others wait for that thread.
+_looking = threading.Lock()
 
 
 def _folder() -> int:
     """The folder of the places, opened."""
-    # TMPDIR belongs to one run, where our launcher has started it
+    # Where our launcher has started a run, TMPDIR belongs to that run alone.
     around = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    path = Path(around) / f"verl-gdpo-sandboxes-{os.getuid()}"
+    me = os.getuid()
+    path = Path(around) / f"verl-gdpo-sandboxes-{me}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     folder = _open(str(path), os.O_PATH)
-    status, mine = os.fstat(folder), (os.getuid(), "drwx------")
-    if (status.st_uid, stat.filemode(status.st_mode)) != mine:
+    status = os.fstat(folder)
+    mode = stat.filemode(status.st_mode)
+    if status.st_uid != me or mode != MODE_OF_PLACES:
         os.close(folder)
         raise SandboxError(
-            f"{path}: got {stat.filemode(status.st_mode)} of user {status.st_uid}; expected "
-            f"{mine[1]} of user {mine[0]}. Remove it, or set TMPDIR to a folder of your own"
+            f"{path}: got {mode} of user {status.st_uid}; expected {MODE_OF_PLACES} of user {me}. "
+            "Remove it, or set TMPDIR to a folder of your own"
         )
     return folder
 
