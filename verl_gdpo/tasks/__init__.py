@@ -108,23 +108,24 @@ class Task:
 
     def good_response_of(self, ground_truth: str, options: Mapping[str, Any]) -> str:
         """Return the good response of a run with these options of the scorer."""
-        taken = {name: options[name] for name in self.good_response_options if name in options}
-        return self.good_response(ground_truth, **taken)
+        taken = self.good_response_options
+        taken_options = {name: options[name] for name in taken if name in options}
+        return self.good_response(ground_truth, **taken_options)
 
     def check_ground_truth(self, ground_truth: Any) -> None:
         """Score an empty response, which raises ValueError if the ground truth is bad."""
         self.score("", ground_truth, response_tokens=0)
 
 
-# the usual reward of verl's own scorers, which score the rows of all other data sources
+# The usual reward of verl's own scorers, which score the rows of all other data sources.
 VERL_REWARD_NAMES = ("acc",)
 
-# keywords that the reward manager passes: `notes` where a task has notes, and `closed_thought`
-# where its scorer takes it
+# The keywords that the reward manager passes: `notes` where a task has notes, and `closed_thought`
+# where its scorer takes it.
 GIVEN_BY_MANAGER = ("response_tokens", "step", "notes", "closed_thought")
-NAMED_ROWS = 10  # bad ones, in a message
+NAMED_ROWS = 10  # So many bad rows are named in a message.
 
-GROUP = "verl_gdpo.tasks"  # of entry points
+GROUP = "verl_gdpo.tasks"  # The group of entry points.
 FOLDERS = sorted(path.parent.name for path in Path(__file__).parent.glob("*/score.py"))
 
 
@@ -154,20 +155,24 @@ class Tasks(UserDict[str, Task]):
 
     def __iter__(self) -> Iterator[str]:
         _add_others()
-        return iter(dict.fromkeys([*self.folders, *self.data]))
+        # A task of ours whose scorer is imported is in both.
+        return iter(dict.fromkeys(self.folders) | dict.fromkeys(self.data))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
+def _folder_by_source() -> dict[str, str]:
+    """Return {data source: folder here} without importing a scorer."""
+    folder_by_source = {}
+    for folder in FOLDERS:
+        for source in importlib.import_module(f"{__name__}.{folder}").DATA_SOURCES:
+            folder_by_source[source] = folder
+    return folder_by_source
+
+
 TASKS = Tasks({folder: folder for folder in FOLDERS})  # {name: task}
-TASK_BY_SOURCE = Tasks(  # {value of verl's column `data_source`: task}
-    {
-        source: folder
-        for folder in FOLDERS
-        for source in importlib.import_module(f"{__name__}.{folder}").DATA_SOURCES
-    }
-)
+TASK_BY_SOURCE = Tasks(_folder_by_source())  # {value of verl's column `data_source`: task}
 
 
 @functools.cache
@@ -189,7 +194,12 @@ def _add_others() -> None:
 
 
 def _add(what: str, tasks: Tasks, key: str, task: Task) -> None:
-    other = tasks[key] if key in tasks.folders else tasks.data.setdefault(key, task)
+    """Add a task; raise TaskError if another one has the key."""
+    if key in tasks.folders:
+        other = tasks[key]
+    else:
+        # A distribution that is found twice has equal tasks.
+        other = tasks.data.setdefault(key, task)
     if other != task:
         raise TaskError(
             f"{what} {key!r} is in {other.origin} (task {other.name!r}) and in "
@@ -200,13 +210,17 @@ def _add(what: str, tasks: Tasks, key: str, task: Task) -> None:
 def belongs_elsewhere(name: str, data_source: str) -> bool:
     """Return whether rows of another task may have the reward `name`, which a row here lacks."""
     own = TASK_BY_SOURCE.get(data_source)
-    others = {
-        name
-        for task in TASK_BY_SOURCE.values()
-        if task is not own
-        for name in (*task.reward_names, *task.verl_names)
-    }
-    return name in (others | {*VERL_REWARD_NAMES} if own else others - {*VERL_REWARD_NAMES})
+    of_others: set[str] = set()
+    for task in TASK_BY_SOURCE.values():
+        if task is not own:
+            of_others.update(task.reward_names)
+            of_others.update(task.verl_names)
+    # verl's own scorers score the rows without a task of ours, and none of the others.
+    if own is None:
+        of_others.difference_update(VERL_REWARD_NAMES)
+    else:
+        of_others.update(VERL_REWARD_NAMES)
+    return name in of_others
 
 
 def declared_bounds(
@@ -224,12 +238,17 @@ def declared_bounds(
         ValueError: a scorer does not accept an option.
     """
     result: dict[str, tuple[float, float] | None] = {}
-    for source in {*sources} & TASK_BY_SOURCE.keys():
+    for source in set(sources):
+        if source not in TASK_BY_SOURCE:
+            continue
         bounds = declared_by(source, options)
-        names = TASK_BY_SOURCE[source].verl_names
-        bounds |= {verls: bounds[ours] for verls, ours in names.items() if ours in bounds}
-        for name, pair in bounds.items():
-            result[name] = pair if result.get(name, pair) == pair else None
+        verl_names = TASK_BY_SOURCE[source].verl_names
+        of_verl = {verls: bounds[ours] for verls, ours in verl_names.items() if ours in bounds}
+        for name, pair in (bounds | of_verl).items():
+            if result.get(name, pair) == pair:
+                result[name] = pair
+            else:
+                result[name] = None
     return result
 
 
@@ -238,7 +257,8 @@ def declared_by(source: str, options: Mapping[str, Any]) -> dict[str, tuple[floa
 
     It is empty if the scorer does not take its options, which `mistakes_of_options` names.
     """
-    task, own = TASK_BY_SOURCE[source], options_for(source, options)
+    task = TASK_BY_SOURCE[source]
+    own = options_for(source, options)
     try:
         inspect.signature(task.score).bind("", "", **own)
     except TypeError:
@@ -253,33 +273,43 @@ def mistakes_of_options(options: Mapping[str, Any], sources: Iterable[str]) -> l
         options: `reward.reward_kwargs` of a run.
         sources: the data sources of the run's rows.
     """
-    taken = {
-        source: options_of(TASK_BY_SOURCE[source]) for source in sources if source in TASK_BY_SOURCE
-    }
+    taken = {}
+    for source in sources:
+        if source in TASK_BY_SOURCE:
+            taken[source] = options_of(TASK_BY_SOURCE[source])
     takes = "; ".join(f"rows of {source!r} take {names}" for source, names in taken.items())
+    if not takes:
+        takes = "verl scores them, without options"
     mistakes = []
     for name in options:
         if not any(name in names for names in taken.values()):
             mistakes.append(
                 f"reward.reward_kwargs.{name}: no scorer of the training rows takes it "
-                f"({takes or 'verl scores them, without options'}). Remove it; on the "
-                f"command line, ~reward.reward_kwargs.{name}"
+                f"({takes}). Remove it; on the command line, ~reward.reward_kwargs.{name}"
             )
     return mistakes
 
 
 def options_for(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without those that only the scorers of other data sources take."""
-    foreign = options.keys() - options_of(TASK_BY_SOURCE[source])
-    if foreign:  # or no other scorer is loaded
-        foreign &= {name for task in TASK_BY_SOURCE.values() for name in options_of(task)}
+    unknown = options.keys() - options_of(TASK_BY_SOURCE[source])
+    if not unknown:
+        # Then no scorer of another task has to be loaded.
+        return dict(options)
+    of_any_task = set()
+    for task in TASK_BY_SOURCE.values():
+        of_any_task.update(options_of(task))
+    foreign = unknown & of_any_task
     return {name: value for name, value in options.items() if name not in foreign}
 
 
 def options_of(task: Task) -> list[str]:
-    parameters = inspect.signature(task.score).parameters.values()
-    named = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-    return [name for name in named if name not in GIVEN_BY_MANAGER]
+    """Return the options of a task's scorer: its keywords that no manager passes."""
+    options = []
+    for parameter in inspect.signature(task.score).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in GIVEN_BY_MANAGER:
+            options.append(parameter.name)
+    return options
 
 
 def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
@@ -310,8 +340,13 @@ def check_ground_truths(rows: Iterable[Mapping[str, Any]], where: str) -> None:
 
 def bad_rows(where: str, reasons: Sequence[str]) -> str:
     """One line for one bad row, and one more for each of the first ten of several; "" for none."""
+    if not reasons:
+        return ""
+    # A reason may have several lines.
     named = [" ".join(reason.split()) for reason in reasons[:NAMED_ROWS]]
-    if len(reasons) <= 1:
-        return "".join(f"{where}, {name}" for name in named)
-    end = f", of which the first {NAMED_ROWS} are" if len(reasons) > NAMED_ROWS else ""
-    return "\n  ".join([f"{where} has {len(reasons):,} bad rows{end}:", *named])
+    if len(reasons) == 1:
+        return f"{where}, {named[0]}"
+    header = f"{where} has {len(reasons):,} bad rows"
+    if len(reasons) > NAMED_ROWS:
+        header += f", of which the first {NAMED_ROWS} are"
+    return "\n  ".join([f"{header}:", *named])
