@@ -66,14 +66,12 @@ def _text_of(value: Any) -> str | None:
     if isinstance(value, str):
         return DOLLAR.sub("", value).strip()
     # A bool is an int in Python.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not math.isfinite(value):
-        return None
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
         # 142.0 in a file is 142 in the contest.
-        return str(int(value))
-    return str(value)
+        return str(int(value)) if value.is_integer() else str(value)
+    return None
 
 
 def _one_of(texts: list[str]) -> str:
