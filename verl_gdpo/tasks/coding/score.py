@@ -111,7 +111,7 @@ def score(
 
 
 def _check_limit(name: str, value: float, least: int = 1) -> None:
-    """Raise ValueError for an option that limits nothing, or too much."""
+    """Raise ValueError for a limit that is too small, or that is none."""
     if not least <= value < math.inf:
         raise ValueError(f"coding {name}: got {value}; expected at least {least}, and finite")
 
@@ -143,7 +143,7 @@ def _is_right(output: str, test: Mapping[str, Any]) -> bool:
 def _is_same_text(text: str, expected: str) -> bool:
     lines = _words_of_lines(text)
     expected_lines = _words_of_lines(expected)
-    # The shapes come first, because to compare numbers takes longer.
+    # What follows compares the words of all lines in one row, and does not see where a line ends.
     if [len(words) for words in lines] != [len(words) for words in expected_lines]:
         return False
     words = chain.from_iterable(lines)
