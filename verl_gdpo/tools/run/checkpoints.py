@@ -20,20 +20,30 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
-TRACKER, FSDP = "latest_checkpointed_iteration.txt", "fsdp_config.json"
-STARTS, START = "starts", "start.yaml"  # the manifests, which `starts.py` writes
-# of a file that each rank of FSDP writes
-SHARD = re.compile(r"(?P<kind>.+)_world_size_(?P<ranks>\d+)_rank_\d+\.pt")
-# Megatron's folders hold these; a file *.distcp of a rank without a tensor may be empty
+TRACKER = "latest_checkpointed_iteration.txt"
+FSDP = "fsdp_config.json"
+# The manifests, which `starts.py` writes.
+STARTS = "starts"
+START = "start.yaml"
+# The name of a file that each rank of FSDP writes.
+SHARD = re.compile(r"(?P<kind>.+)_world_size_(?P<world_size>\d+)_rank_\d+\.pt")
+# Megatron's folders hold these; a file *.distcp of a rank without a tensor may be empty.
 NEVER_EMPTY = (".pt", ".json", ".metadata", ".safetensors")
-# of a manifest
-TIME, FROM = re.compile(r"^time: '(.+)'$", re.M), re.compile(r"^checkpoint: .*", re.M)
+# Lines of a manifest.
+TIME = re.compile(r"^time: '(.+)'$", re.M)
+FROM = re.compile(r"^checkpoint: .*", re.M)
 
-# the records of a zip archive: APPNOTE.TXT of PKWARE, 4.3.12 and 4.3.14 to 4.3.16
-ZIP_ENTRY, ZIP_END = b"PK\x01\x02", b"PK\x05\x06"
-ZIP64_END, ZIP64_LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
-ENTRY_BYTES, END_BYTES, END64_BYTES, LOCATOR_BYTES = 46, 22, 56, 20
+# The records of a zip archive: APPNOTE.TXT of PKWARE, 4.3.12 and 4.3.14 to 4.3.16.
+ZIP_ENTRY = b"PK\x01\x02"
+ZIP_END = b"PK\x05\x06"
+ZIP64_END = b"PK\x06\x06"
+ZIP64_LOCATOR = b"PK\x06\x07"
+ENTRY_BYTES = 46
+END_BYTES = 22
+END64_BYTES = 56
+LOCATOR_BYTES = 20
 
 
 def fault_of(checkpoint: Path) -> str:
@@ -56,32 +66,47 @@ def fault_of(checkpoint: Path) -> str:
 def state_fault(checkpoint: Path) -> str:
     """The same without the position in the rows, which verl does without."""
     fault = engine_fault(checkpoint / "actor")
-    if not fault and (checkpoint / "critic").is_dir():
-        fault = engine_fault(checkpoint / "critic")
-    if not fault:
-        queue = checkpoint / "transfer_queue"  # of asynchronous trainers
-        fault = _first_empty(sorted(queue.rglob("*.pkl")))
-    return fault
+    if fault:
+        return fault
+    critic = checkpoint / "critic"
+    if critic.is_dir():
+        fault = engine_fault(critic)
+        if fault:
+            return fault
+    # Only asynchronous trainers write this folder.
+    queue = checkpoint / "transfer_queue"
+    return _first_empty(sorted(queue.rglob("*.pkl")))
 
 
 def engine_fault(folder: Path) -> str:
     """Why an engine cannot load `actor` or `critic`; "" if nothing is wrong with its files."""
     if not folder.is_dir():
         return f"{folder} is missing"
-    shards = _shards_of(folder)
-    if shards or (folder / FSDP).exists():
-        # whatever else was saved, and from however many ranks: verl saves the model too
-        of_any_kind = set().union(*shards.values())
-        return _shards_fault(folder, {**shards, "model": of_any_kind})
+    world_sizes_of = _world_sizes_of(folder)
+    if world_sizes_of or (folder / FSDP).exists():
+        # Whatever else was saved, and from however many ranks: verl saves the model too.
+        world_sizes_of_any_kind: set[int] = set()
+        for world_sizes in world_sizes_of.values():
+            world_sizes_of_any_kind |= world_sizes
+        world_sizes_of["model"] = world_sizes_of_any_kind
+        return _shards_fault(folder, world_sizes_of)
     if not any(folder.iterdir()):
         return f"{folder} is empty"
-    # another engine: Megatron has folders with files of its own
+    return _fault_of_other_engine(folder)
+
+
+def _fault_of_other_engine(folder: Path) -> str:
+    """What is empty or cut where FSDP has not written: Megatron has folders with its own files."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     fault = _first_empty(path for path in files if path.name.endswith(NEVER_EMPTY))
+    if fault:
+        return fault
     for path in files:
-        if not fault and path.suffix == ".pt":
+        if path.suffix == ".pt":
             fault = archive_fault(path)
-    return fault
+            if fault:
+                return fault
+    return ""
 
 
 def model_fault(actor: Path) -> str:
@@ -96,31 +121,37 @@ def model_fault(actor: Path) -> str:
     fault = _first_empty(described)
     if fault:
         return fault
-    return _shards_fault(actor, {"model": _shards_of(actor).get("model", set())})
+    world_sizes = _world_sizes_of(actor).get("model", set())
+    return _shards_fault(actor, {"model": world_sizes})
 
 
-def _shards_of(folder: Path) -> dict[str, set[int]]:
-    """{kind, such as "model": the numbers of ranks for which there are shards}."""
+def _world_sizes_of(folder: Path) -> dict[str, set[int]]:
+    """{kind, such as "model": the world sizes for which there are shards}."""
     found: dict[str, set[int]] = {}
     for path in folder.iterdir():
         match = SHARD.fullmatch(path.name)
         if match is not None:
-            found.setdefault(match["kind"], set()).add(int(match["ranks"]))
+            found.setdefault(match["kind"], set()).add(int(match["world_size"]))
     return found
 
 
-def _shards_fault(folder: Path, shards: Mapping[str, set[int]]) -> str:
-    """What is missing, empty or cut of {kind: the numbers of ranks}."""
-    if not any(shards.values()):
+def _shards_fault(folder: Path, world_sizes_of: Mapping[str, set[int]]) -> str:
+    """What is missing, empty or cut of the shards of {kind: world sizes}."""
+    if not any(world_sizes_of.values()):
         return f"{folder} has no file model_world_size_N_rank_K.pt"
-    for kind in sorted(shards):
-        for ranks in sorted(shards[kind]):
-            for rank in range(ranks):
-                path = folder / f"{kind}_world_size_{ranks}_rank_{rank}.pt"
-                fault = archive_fault(path) if path.is_file() else f"{path} is missing"
+    for kind in sorted(world_sizes_of):
+        for world_size in sorted(world_sizes_of[kind]):
+            for rank in range(world_size):
+                fault = _shard_fault(folder / f"{kind}_world_size_{world_size}_rank_{rank}.pt")
                 if fault:
                     return fault
     return ""
+
+
+def _shard_fault(path: Path) -> str:
+    if not path.is_file():
+        return f"{path} is missing"
+    return archive_fault(path)
 
 
 def _first_empty(files: Iterable[Path]) -> str:
@@ -145,14 +176,28 @@ def archive_fault(path: Path) -> str:
         place = _zip_directory(file.read(), size)
         if place is None:
             return cut
-        begin, length, entries = place
-        file.seek(begin)
-        directory = file.read(length)
-    return "" if _has_entries(directory, entries) else cut
+        file.seek(place.begin)
+        directory = file.read(place.length)
+    if not _has_entries(directory, place.entries):
+        return cut
+    return ""
 
 
-def _zip_directory(tail: bytes, size: int) -> tuple[int, int, int] | None:
-    """(first byte, bytes, entries) of an archive's directory; None if the archive is not whole.
+class _ZipDirectory(NamedTuple):
+    """Where an archive says that its directory is.
+
+    begin: its first byte.
+    length: how many bytes it has.
+    entries: how many files it lists.
+    """
+
+    begin: int
+    length: int
+    entries: int
+
+
+def _zip_directory(tail: bytes, size: int) -> _ZipDirectory | None:
+    """Where the directory of an archive is; None if the archive is not whole.
 
     Args:
         tail: the last bytes of the file, without a comment behind them.
@@ -161,18 +206,20 @@ def _zip_directory(tail: bytes, size: int) -> tuple[int, int, int] | None:
     end = tail[-END_BYTES:]
     if len(end) < END_BYTES or not end.startswith(ZIP_END):
         return None
-    behind = size - END_BYTES  # the first byte behind the directory
+    first_byte_behind = size - END_BYTES
     entries, length, begin = struct.unpack_from("<HII", end, 10)
-    # torch writes the records of large archives always
-    if tail[-END_BYTES - LOCATOR_BYTES :].startswith(ZIP64_LOCATOR):
-        behind -= LOCATOR_BYTES + END64_BYTES
-        end64 = tail[: -END_BYTES - LOCATOR_BYTES][-END64_BYTES:]
+    # The records of large archives, which torch always writes, stand between directory and end.
+    locator = tail[-END_BYTES - LOCATOR_BYTES : -END_BYTES]
+    if locator.startswith(ZIP64_LOCATOR):
+        first_byte_behind -= LOCATOR_BYTES + END64_BYTES
+        before_locator = tail[: -END_BYTES - LOCATOR_BYTES]
+        end64 = before_locator[-END64_BYTES:]
         if len(end64) < END64_BYTES or not end64.startswith(ZIP64_END):
             return None
         entries, length, begin = struct.unpack_from("<QQQ", end64, 32)
-    if begin + length != behind:
+    if begin + length != first_byte_behind:
         return None
-    return begin, length, entries
+    return _ZipDirectory(begin, length, entries)
 
 
 def _has_entries(directory: bytes, entries: int) -> bool:
@@ -184,8 +231,8 @@ def _has_entries(directory: bytes, entries: int) -> bool:
         header = directory[place : place + ENTRY_BYTES]
         if len(header) < ENTRY_BYTES or not header.startswith(ZIP_ENTRY):
             return False
-        lengths_of_name_extra_and_comment = struct.unpack_from("<HHH", header, 28)
-        place += ENTRY_BYTES + sum(lengths_of_name_extra_and_comment)
+        name_bytes, extra_bytes, comment_bytes = struct.unpack_from("<HHH", header, 28)
+        place += ENTRY_BYTES + name_bytes + extra_bytes + comment_bytes
     return place == len(directory)
 
 
@@ -201,7 +248,9 @@ def whole_steps(folder: Path) -> list[int]:
 
 def checkpoints_of(run: Path) -> Path:
     """The folder of a run's checkpoints: that in its own folder, or verl's, which is both."""
-    return run if (run / TRACKER).is_file() else run / "checkpoints"
+    if (run / TRACKER).is_file():
+        return run
+    return run / "checkpoints"
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -230,11 +279,14 @@ def whole_checkpoint(folder: Path) -> Path | None:
     """
     newest = newest_checkpoint(folder)
     tracker = folder / TRACKER
-    if newest is None and not tracker.exists():
-        return None
-    fault = f"{folder} has no whole checkpoint" if newest is None else fault_of(newest)
-    if not fault:
-        return newest
+    if newest is None:
+        if not tracker.exists():
+            return None
+        fault = f"{folder} has no whole checkpoint"
+    else:
+        fault = fault_of(newest)
+        if not fault:
+            return newest
     steps = whole_steps(folder)
     if steps:
         advice = (
@@ -255,8 +307,11 @@ def manifests_in(folder: Path) -> list[Path]:
 
 def manifests_of(run: Path) -> list[Path]:
     """The manifests of a run, in their order; given its folder, or that of its checkpoints."""
-    folders = (run, run / "checkpoints", run.parent)
-    return next(filter(None, (manifests_in(folder / STARTS) for folder in folders)), [])
+    for folder in (run, run / "checkpoints", run.parent):
+        manifests = manifests_in(folder / STARTS)
+        if manifests:
+            return manifests
+    return []
 
 
 def maker_of(checkpoint: Path) -> Path | None:
@@ -268,23 +323,28 @@ def maker_of(checkpoint: Path) -> Path | None:
     Args:
         checkpoint: a folder `global_step_N`, in the folder of checkpoints.
     """
-    rows = checkpoint / "data.pt"
-    written = (rows if rows.exists() else checkpoint).stat().st_mtime
+    dated = checkpoint / "data.pt"
+    if not dated.exists():
+        dated = checkpoint
+    written = dated.stat().st_mtime
     for manifest in reversed(manifests_of(checkpoint.resolve().parent)):
         text = manifest.read_text(encoding="utf-8", errors="replace")
-        if (time := TIME.search(text)) is None:
+        time = TIME.search(text)
+        if time is None:
             raise ValueError(unreadable(manifest, "no time of its start"))
-        step = step_of("".join(FROM.findall(text)))
-        if datetime.fromisoformat(time[1]).timestamp() <= written and step < step_of(
-            checkpoint.name
-        ):
+        began = datetime.fromisoformat(time[1]).timestamp()
+        went_on_from = step_of("".join(FROM.findall(text)))
+        if began <= written and went_on_from < step_of(checkpoint.name):
             return manifest
     return None
 
 
 def step_of(checkpoint: str) -> int:
     """The step of a checkpoint by its name; 0 without one."""
-    return int(["0", *re.findall(r"global_step_(\d+)", checkpoint)][-1])
+    steps = re.findall(r"global_step_(\d+)", checkpoint)
+    if not steps:
+        return 0
+    return int(steps[-1])
 
 
 def unreadable(manifest: Path, why: object) -> str:
