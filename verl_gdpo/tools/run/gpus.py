@@ -21,9 +21,13 @@ from typing import Any, NamedTuple
 FIELDS = "index,uuid,name,memory.total"
 COUNTS = (1, 2, 4, 8)  # they divide each batch of the recipes
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
-OFFLOADS = tuple(f"{ACTOR}.fsdp_config.{what}_offload" for what in ("param", "optimizer"))
+OFFLOADS = (
+    f"{ACTOR}.fsdp_config.param_offload",
+    f"{ACTOR}.fsdp_config.optimizer_offload",
+)
 OFFLOAD_POLICY = f"{ACTOR}.fsdp_config.offload_policy"  # FSDP2's own: Adam runs on the CPU
 VLLM_SHARE = f"{ROLLOUT}.gpu_memory_utilization"
 
@@ -36,33 +40,48 @@ class Keys(NamedTuple):
     adam_on_cpu: bool = False
 
     def overrides(self) -> dict[str, Any]:
-        stay = dict.fromkeys(OFFLOADS, False)
-        sizes = {TOKENS: self.tokens, VLLM_SHARE: self.vllm_share}
-        return {**sizes, **stay, OFFLOAD_POLICY: self.adam_on_cpu}
+        values: dict[str, Any] = {TOKENS: self.tokens, VLLM_SHARE: self.vllm_share}
+        for offload in OFFLOADS:
+            values[offload] = False
+        values[OFFLOAD_POLICY] = self.adam_on_cpu
+        return values
 
 
-ON_CPU, SMALL = Keys(adam_on_cpu=True), Keys(15_360, 0.79, adam_on_cpu=True)
+ON_CPU = Keys(adam_on_cpu=True)
+SMALL = Keys(tokens=15_360, vllm_share=0.79, adam_on_cpu=True)
 CARDS_GB = (24, 40, 48, 80, 141)
 # {billions of parameters: {GPUs: {GB of each: keys}}}, where they are not the default ones;
 # computed once for the recipes' models and longest rows, and confirmed by no GPU
 KEYS: Mapping[float, Mapping[int, Mapping[int, Keys]]] = {
     1.5: {
         1: {24: ON_CPU, 40: Keys(vllm_share=0.43), 48: Keys(vllm_share=0.49)},
-        2: {24: Keys(16_384, 0.43)},
+        2: {24: Keys(tokens=16_384, vllm_share=0.43)},
     },
     1.8: {
-        1: {24: ON_CPU, 40: Keys(15_360, 0.37), 48: Keys(vllm_share=0.43)},
+        1: {24: ON_CPU, 40: Keys(tokens=15_360, vllm_share=0.37), 48: Keys(vllm_share=0.43)},
         2: {24: ON_CPU},
     },
     7.6: {
-        1: {24: SMALL, 40: ON_CPU, 48: ON_CPU, 80: ON_CPU, 141: Keys(9216, 0.31)},
+        1: {
+            24: SMALL,
+            40: ON_CPU,
+            48: ON_CPU,
+            80: ON_CPU,
+            141: Keys(tokens=9216, vllm_share=0.31),
+        },
         2: {24: SMALL, 40: ON_CPU, 48: ON_CPU, 80: ON_CPU},
         4: {24: SMALL, 40: ON_CPU, 48: ON_CPU},
-        8: {24: SMALL, 40: Keys(20_480)},
+        8: {24: SMALL, 40: Keys(tokens=20_480)},
     },
 }
-MODEL_OF_TASK = {"math_length": 1.8, "coding": 7.6}
-MODEL_OF_TASK |= dict.fromkeys(("tool_rl", "gsm8k", "constraints"), 1.5)
+# Billions of parameters.
+MODEL_OF_TASK = {
+    "math_length": 1.8,
+    "coding": 7.6,
+    "tool_rl": 1.5,
+    "gsm8k": 1.5,
+    "constraints": 1.5,
+}
 
 
 @dataclass(frozen=True)
@@ -89,9 +108,21 @@ def find_gpus(environment: Mapping[str, str]) -> list[Gpu]:
         if _has_device():
             raise ValueError(f"a GPU is in /dev, but nvidia-smi does not work: {error}") from None
         return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    gpus = [_gpu(*row) for row in rows if len(row) == 4]
-    return gpus if visible is None else _chosen(gpus, visible)
+    gpus = _listed(done.stdout)
+    if visible is None:
+        return gpus
+    return _chosen(gpus, visible)
+
+
+def _listed(output: str) -> list[Gpu]:
+    """The GPUs in what nvidia-smi prints: a line for each, with `FIELDS`."""
+    gpus = []
+    for line in output.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 4:
+            index, uuid, name, memory = cells
+            gpus.append(_gpu(index, uuid, name, memory))
+    return gpus
 
 
 def _has_device() -> bool:
@@ -107,8 +138,8 @@ def _gpu(index: str, uuid: str, name: str, memory: str) -> Gpu:
 def _chosen(gpus: Sequence[Gpu], visible: str) -> list[Gpu]:
     """Those that CUDA_VISIBLE_DEVICES=`visible` names, in its order."""
     chosen = []
-    for text in (text.strip() for text in visible.split(",")):
-        named = [g for g in gpus if text and (text == g.index or g.uuid.startswith(text))]
+    for text in visible.split(","):
+        named = _named(gpus, text.strip())
         if not named:  # CUDA does not see those behind it either
             break
         chosen.append(named[0])
@@ -117,20 +148,29 @@ def _chosen(gpus: Sequence[Gpu], visible: str) -> list[Gpu]:
     return chosen
 
 
+def _named(gpus: Sequence[Gpu], text: str) -> list[Gpu]:
+    """Those that have this index, or whose UUID begins like this; none for an empty text."""
+    if not text:
+        return []
+    return [gpu for gpu in gpus if gpu.index == text or gpu.uuid.startswith(text)]
+
+
 def _names(gpus: Sequence[Gpu]) -> str:
     return ", ".join(sorted({gpu.name for gpu in gpus}))
 
 
 def keys_for(billions: float, count: int, memory_mib: int) -> Keys:
     """The keys for a model of the table on `count` GPUs, each as the next smaller card."""
-    # a driver and torch take up to a tenth of what a card is sold with
-    fits = [card for card in CARDS_GB if memory_mib >= 0.9 * 1024 * card]
-    return KEYS[billions].get(used_of(count), {}).get(max(fits, default=CARDS_GB[0]), Keys())
+    # A driver and torch take up to a tenth of what a card is sold with.
+    not_larger = [card for card in CARDS_GB if memory_mib >= 0.9 * 1024 * card]
+    card = max(not_larger, default=CARDS_GB[0])
+    keys_of_card = KEYS[billions].get(used_of(count), {})
+    return keys_of_card.get(card, Keys())
 
 
 def used_of(count: int) -> int:
     """How many of `count` GPUs divide each batch of the recipes."""
-    return max((n for n in COUNTS if n <= count), default=0)
+    return max((divisor for divisor in COUNTS if divisor <= count), default=0)
 
 
 def overrides_for(task: str, gpus: Sequence[Gpu], count: int, *overrides: str) -> list[str]:
@@ -146,11 +186,11 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int, *overrides: str) -
         return ["hardware=cpu"]
     if count > len(gpus):
         raise ValueError(f"{count} GPUs are wanted, and {len(gpus)} are here")
-    number = [] if count in (1, 8) else [f"trainer.n_gpus_per_node={count}"]
-    hardware = [f"hardware={'1gpu' if count == 1 else '8gpu'}", *number]
+    hardware = _hardware(count)
     if task in MODEL_OF_TASK:
-        keys = keys_for(MODEL_OF_TASK[task], count, min(gpu.memory_mib for gpu in gpus))
-        return [*hardware, *(f"{key}={value}" for key, value in keys.overrides().items())]
+        smallest_mib = min(gpu.memory_mib for gpu in gpus)
+        keys = keys_for(MODEL_OF_TASK[task], count, smallest_mib)
+        return hardware + [f"{key}={value}" for key, value in keys.overrides().items()]
     set_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     if "--resume" not in set_keys and not {TOKENS, VLLM_SHARE} <= set_keys:
         raise ValueError(
@@ -161,19 +201,33 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int, *overrides: str) -
     return hardware
 
 
+def _hardware(count: int) -> list[str]:
+    """The recipe for so many GPUs, and their number where the recipe has another one."""
+    if count == 1:
+        return ["hardware=1gpu"]
+    if count == 8:
+        return ["hardware=8gpu"]
+    return ["hardware=8gpu", f"trainer.n_gpus_per_node={count}"]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the overrides; return 1 if they are not known."""
     task, wanted, *overrides = arguments
     try:
         gpus = find_gpus(os.environ)
-        print(f"found {len(gpus)} GPUs{f' ({_names(gpus)})' if gpus else ''}", file=sys.stderr)
+        found = f"found {len(gpus)} GPUs"
+        if gpus:
+            found += f" ({_names(gpus)})"
+        print(found, file=sys.stderr)
         used = int(wanted or used_of(len(gpus)))
         chosen = overrides_for(task, gpus, used, *overrides)
     except ValueError as error:
         print(f"this machine: {error}", file=sys.stderr)
         return 1
     if used < len(gpus):
-        why = "" if wanted else ": the recipes' batches divide by 1, 2, 4 and 8"
+        why = ""
+        if not wanted:
+            why = ": the recipes' batches divide by 1, 2, 4 and 8"
         print(f"{used} of them are used{why}", file=sys.stderr)
     if task in MODEL_OF_TASK and gpus:
         print("the keys of memory were computed; an override takes their place", file=sys.stderr)
