@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -46,6 +46,13 @@ class TrainingCommand:
     remarks: Sequence[str] = ()
 
 
+class VerlsTrainer(NamedTuple):
+    """A trainer of verl's in a command: what stands behind `python -m`."""
+
+    module: str
+    arguments: list[str]
+
+
 def understood(words: Sequence[str], folder: Path | None, *, resume: bool) -> TrainingCommand:
     """Return what is known of a command.
 
@@ -66,12 +73,11 @@ def understood(words: Sequence[str], folder: Path | None, *, resume: bool) -> Tr
                 "verl.trainer.main_ppo key=value. Another command has to know itself how it goes on"
             )
         return _of_others(words, folder)
-    module, arguments = trainer
-    is_of_recipes = any(each.startswith(OF_RECIPES) for each in arguments)
+    is_of_recipes = any(each.startswith(OF_RECIPES) for each in trainer.arguments)
     if folder is not None and is_of_recipes and not resume:
         return TrainingCommand(words, folder, is_verl=True)
     try:
-        config = _configuration(module, arguments)
+        config = _configuration(trainer.module, trainer.arguments)
     except Exception as error:  # of Hydra, OmegaConf, and of a verl that is not there
         if folder is None or resume:
             reason = " ".join(str(error).split()).rstrip(".")
@@ -84,16 +90,16 @@ def understood(words: Sequence[str], folder: Path | None, *, resume: bool) -> Tr
     return _of_verl(words, folder, config, resume=resume)
 
 
-def verls_trainer(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return (module, arguments) of a trainer of verl's, or None for another command.
+def verls_trainer(words: Sequence[str]) -> VerlsTrainer | None:
+    """Return the trainer of verl's that a command starts, or None for another command.
 
     >>> verls_trainer(["env", "A=1", "python", "-m", "verl.trainer.main_ppo", "a=1"])
-    ('verl.trainer.main_ppo', ['a=1'])
+    VerlsTrainer(module='verl.trainer.main_ppo', arguments=['a=1'])
     """
     for place, word in enumerate(words[:-1]):
         module = words[place + 1]
         if word == "-m" and module.startswith(MODULE):
-            return module, list(words[place + 2 :])
+            return VerlsTrainer(module, arguments=list(words[place + 2 :]))
     return None
 
 
@@ -119,8 +125,10 @@ def _of_verl(
     """
     trainer = config["trainer"]
     checkpoints = Path(trainer["default_local_dir"]).absolute()
-    if folder is None:
-        folder = Path(config["run_dir"]) if of_recipes(config) else checkpoints
+    if folder is None and of_recipes(config):
+        folder = Path(config["run_dir"])
+    elif folder is None:
+        folder = checkpoints
     added: list[str] = []
     remarks: list[str] = []
     loggers = trainer.get("logger") or []
@@ -141,12 +149,15 @@ def _of_verl(
                 f"verl goes on from {newest}, as trainer.resume_mode=auto says. For a new run, "
                 "give another trainer.default_local_dir or trainer.experiment_name"
             )
+    known_trainer: dict[str, Any] = {}
+    if not _joins_cluster(config):
+        known_trainer = trainer | {"logger": loggers}
     return TrainingCommand(
-        [*words, *added],
+        list(words) + added,
         folder,
         is_verl=True,
         checkpoints=checkpoints,
-        trainer={} if _joins_cluster(config) else {**trainer, "logger": loggers},
+        trainer=known_trainer,
         remarks=remarks,
     )
 

@@ -92,8 +92,12 @@ def launch(
     ):
         since = log.seek(0, os.SEEK_END)
         (run / HANG_FILE).unlink(missing_ok=True)
-        environment = {**_environment(run), **(env or {})}
-        parent = os.getppid() if end_with_parent else None
+        environment = _environment(run)
+        if env is not None:
+            environment.update(env)
+        parent = None
+        if end_with_parent:
+            parent = os.getppid()
         ends = EndConditions(held, deadline, parent, started)
         metrics = Path(environment["VERL_FILE_LOGGER_PATH"])
         if trainer:
@@ -133,13 +137,14 @@ def _record(
 def _environment(run: Path) -> dict[str, str]:
     """This process's environment, with what a run needs, and a new file for its metrics."""
     outer = tempfile.gettempdir()
-    return {
-        "RAY_TMPDIR": outer,  # where Ray looks for a cluster that runs
-        "TORCHINDUCTOR_CACHE_DIR": f"{outer}/torchinductor_{os.getuid()}",  # for the next run
-        **os.environ,
-        "VERL_FILE_LOGGER_PATH": str(claim_metrics_file(run).resolve()),
-        VARIABLE: "1",  # `end_conditions.py` asks for them
-    }
+    environment = dict(os.environ)
+    # The keeper gives the run a TMPDIR of its own, where Ray would find no cluster that runs, and
+    # the next run no compiled kernels.
+    environment.setdefault("RAY_TMPDIR", outer)
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{outer}/torchinductor_{os.getuid()}")
+    environment["VERL_FILE_LOGGER_PATH"] = str(claim_metrics_file(run).resolve())
+    environment[VARIABLE] = "1"  # `end_conditions.py` asks for stacks
+    return environment
 
 
 def _run(
@@ -153,16 +158,22 @@ def _run(
     """Start the driver, and say how it ended after all processes of the run have ended."""
 
     def keep(command: Sequence[str], **streams: Any) -> "subprocess.Popen[bytes]":
-        # in its own session, so that Ctrl-C reaches only us, and we pass it on once
-        streams |= {"stdin": subprocess.PIPE, "start_new_session": True}
-        return subprocess.Popen(processes.keeper(command), env=environment, **streams)
+        return subprocess.Popen(
+            processes.keeper(command),
+            env=environment,
+            stdin=subprocess.PIPE,
+            # In its own session, so that Ctrl-C reaches only us, and we pass it on once.
+            start_new_session=True,
+            **streams,
+        )
 
-    keepers = [keep(command, stdout=log, stderr=subprocess.STDOUT)]
+    driver = keep(command, stdout=log, stderr=subprocess.STDOUT)
+    keepers = [driver]
     try:
         if check:
             ends.checking = keep(check)
             keepers.append(ends.checking)
-        return _wait(keepers[0], progress, ends)
+        return _wait(driver, progress, ends)
     finally:
         for number in ASKED:  # a second Ctrl-C must not interrupt the clean-up
             signal.signal(number, signal.SIG_IGN)
@@ -176,17 +187,22 @@ def _run(
             processes.remove_temporary(keeper.pid)
 
 
-def _wait(process: "subprocess.Popen[bytes]", progress: Progress, ends: EndConditions) -> RunEnd:
+def _wait(driver: "subprocess.Popen[bytes]", progress: Progress, ends: EndConditions) -> RunEnd:
     """Wait for the driver and say how it ended; raise if the run has to end before."""
-    while (code := process.poll()) is None:
+    while driver.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_SECONDS)
+            driver.wait(POLL_SECONDS)
         progress.show()
         ends.raise_if_due()
-    while code and ends.checking is not None and ends.checking.poll() is None:
-        time.sleep(POLL_SECONDS)  # the check can know why the driver failed
+    has_failed = driver.returncode != 0
+    if has_failed and ends.checking is not None:
+        # The check can know why the driver failed.
+        while ends.checking.poll() is None:
+            time.sleep(POLL_SECONDS)
     ends.raise_if_due()
-    return RunEnd(code if code >= 0 else 128 - code, "failed" if code else "finished")
+    if has_failed:
+        return RunEnd(processes.code_of_shell(driver.returncode), "failed")
+    return RunEnd(0, "finished")
 
 
 @contextlib.contextmanager
@@ -208,12 +224,14 @@ def _signals_raise() -> Iterator[None]:
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
-    words = options.command[1:] if options.command[:1] == ["--"] else options.command
+    words = _words(options)
     try:
         if not words:
             raise ValueError("expected a command behind --, as in: verl-gdpo run -- python ...")
         command = understood(words, options.run_dir, resume=options.resume)
-        check = _check_of(words, options.check_option) if options.check else ()
+        check: Sequence[str] = ()
+        if options.check:
+            check = _check_of(words, options.check_option)
         was_empty = not (command.folder.exists() and any(command.folder.iterdir()))
         for remark in command.remarks:
             _say(remark)
@@ -234,6 +252,14 @@ def main(argv: Sequence[str]) -> int:
     return end.exit_code
 
 
+def _words(options: argparse.Namespace) -> list[str]:
+    """Return program and arguments; argparse leaves the -- in front of them."""
+    words: list[str] = options.command
+    if words[:1] == ["--"]:
+        return words[1:]
+    return words
+
+
 def _say(text: str) -> None:
     try:
         print(f"verl-gdpo run: {text}", flush=True)
@@ -244,6 +270,9 @@ def _say(text: str) -> None:
 def _launched(
     command: TrainingCommand, check: Sequence[str], options: argparse.Namespace
 ) -> RunEnd:
+    before = "running"
+    if command.is_verl:
+        before = STARTS_UP
     return launch(
         command.words,
         command.folder,
@@ -251,7 +280,7 @@ def _launched(
         time_limit=options.time_limit,
         end_with_parent=options.end_with_parent,
         go_on=options.go_on or _goes_on(command, options),
-        before=STARTS_UP if command.is_verl else "running",
+        before=before,
         checkpoints=command.checkpoints,
         trainer=command.trainer,
     )
@@ -264,8 +293,8 @@ def _goes_on(command: TrainingCommand, options: argparse.Namespace) -> str | Non
     words = ["verl-gdpo", "run", "--resume"]
     if options.run_dir is not None:
         words += ["--run-dir", str(options.run_dir)]
-    given = options.command[1:] if options.command[:1] == ["--"] else options.command
-    return shlex.join([*words, "--", *given])
+    words.append("--")
+    return shlex.join(words + _words(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -306,7 +335,7 @@ def _check_of(words: Sequence[str], options: Sequence[str]) -> list[str]:
         ValueError: the command is not the trainer whose configuration `check` knows.
     """
     trainer = verls_trainer(words)
-    if trainer is None or trainer[0] != CHECKED:
+    if trainer is None or trainer.module != CHECKED:
         raise ValueError(f"--check needs a command such as: python -m {CHECKED} key=value ...")
     python = words[list(words).index(CHECKED) - 2]
-    return [python, "-m", "verl_gdpo", "check", "--brief", *options, *trainer[1]]
+    return [python, "-m", "verl_gdpo", "check", "--brief", *options, *trainer.arguments]

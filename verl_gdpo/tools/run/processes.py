@@ -30,11 +30,16 @@ from pathlib import Path
 
 import psutil
 
-SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+# Options of prctl(2), from linux/prctl.h.
+SET_PARENT_DEATH_SIGNAL = 1
+SET_CHILD_SUBREAPER = 36
 SESSION_TIME = "%Y-%m-%d_%H-%M-%S"  # in the names of Ray's sessions
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
-POLL_SECONDS, SEGMENTS_SECONDS, GIVE_UP_SECONDS = 0.2, 10.0, 30.0
-SHARED_MEMORY, SEGMENTS = Path("/dev/shm"), ("psm_", "sem.mp-")  # as Python names them
+POLL_SECONDS = 0.2
+SEGMENTS_SECONDS = 10.0  # between two looks for shared memory
+GIVE_UP_SECONDS = 30.0
+SHARED_MEMORY = Path("/dev/shm")
+SEGMENTS = ("psm_", "sem.mp-")  # how the names begin that Python gives
 MAPPED = re.compile(r" (\d+) +/dev/shm/")  # the inode, in /proc/PID/maps
 
 
@@ -75,7 +80,8 @@ def keeper(command: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    since, segments = time.strftime(SESSION_TIME), set[Path]()
+    since = time.strftime(SESSION_TIME)
+    segments: set[Path] = set()
     with (
         adopting() as started,
         tempfile.TemporaryDirectory(
@@ -83,15 +89,17 @@ def main() -> int:
         ) as temporary,
     ):
         os.environ["TMPDIR"] = temporary  # for what nobody removes, such as the sockets of vLLM
-        # in its own session, whose signals do not reach the keeper
+        # In its own session, whose signals do not reach the keeper.
         driver = subprocess.Popen(
             sys.argv[1:],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
-        if not (has_ended := _wait(driver, started, segments)):
-            driver.terminate()  # gives it time to end Ray
+        has_ended = _wait(driver, started, segments)
+        if not has_ended:
+            driver.terminate()
+            # It gets time to end Ray.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 driver.wait(GRACE_SECONDS)
         try:
@@ -100,8 +108,16 @@ def main() -> int:
             print(f"verl-gdpo: {error}")
     if driver.returncode == 0 or not has_ended:
         remove_session(driver.pid, since)
-    code = driver.returncode or 0  # nobody asks for that of one that had to be killed
-    return code if code >= 0 else 128 - code
+    if driver.returncode is None:
+        return 0  # Nobody asks for the code of one that had to be killed.
+    return code_of_shell(driver.returncode)
+
+
+def code_of_shell(returncode: int) -> int:
+    """Return the exit code that a shell has for subprocess's `returncode`: 128 + signal."""
+    if returncode < 0:
+        return 128 - returncode
+    return returncode
 
 
 def _prefix_of(keeper: int) -> str:
@@ -126,7 +142,8 @@ def remove_session(driver: int, since: str) -> None:
         driver: its process id, which a cluster that runs may have had before.
         since: the time of its start, in the form `SESSION_TIME`.
     """
-    folder = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
+    around = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    folder = Path(around) / "ray"
     for session in folder.glob(f"session_*_{driver}"):
         if session.name.removeprefix("session_") >= since:
             shutil.rmtree(session, ignore_errors=True)
@@ -152,16 +169,27 @@ def _wait(
     """
     looked = time.monotonic()
     while driver.poll() is None:
-        if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
+        readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
+        if readable:
             return False
         if time.monotonic() > looked + SEGMENTS_SECONDS:
             looked = time.monotonic()
             segments |= shared_by(started())
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        # orphans that have ended: nobody else waits for them
-        while (dead := os.waitid(os.P_ALL, 0, options)) and dead.si_pid != driver.pid:
-            os.waitpid(dead.si_pid, 0)
+        _reap_orphans(driver)
     return True
+
+
+def _reap_orphans(driver: "subprocess.Popen[bytes]") -> None:
+    """Wait for the adopted processes that have ended, as nobody else does.
+
+    If the driver has ended, it is left for `subprocess` to wait for.
+    """
+    while True:
+        # WNOWAIT says which process has ended, without waiting for it.
+        dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if dead is None or dead.si_pid == driver.pid:
+            return
+        os.waitpid(dead.si_pid, 0)
 
 
 @contextlib.contextmanager
@@ -170,14 +198,15 @@ def adopting() -> Iterator[Callable[[], list[psutil.Process]]]:
 
     Yields a function that returns what was started in the block and lives, with all below it.
     """
-    before = {*psutil.Process().children()}
+    before = set(psutil.Process().children())
 
     def started() -> list[psutil.Process]:
         children = [child for child in psutil.Process().children() if child not in before]
-        for child in tuple(children):
+        descendants = []
+        for child in children:
             with contextlib.suppress(psutil.Error):
-                children += child.children(recursive=True)
-        return children
+                descendants += child.children(recursive=True)
+        return children + descendants
 
     libc = ctypes.CDLL(None)
     libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -198,8 +227,12 @@ def end(find: Callable[[], Iterable[psutil.Process]], segments: Iterable[Path] =
     Raises:
         RuntimeError: a process survives SIGKILL.
     """
-    begin, shared = time.monotonic(), {*segments, *shared_by(find())}
-    while alive := [*find()]:
+    begin = time.monotonic()
+    shared = set(segments) | shared_by(find())
+    while True:
+        alive = list(find())
+        if not alive:
+            break
         if time.monotonic() > begin + GIVE_UP_SECONDS:
             raise RuntimeError(f"these processes of the run survive SIGKILL: {alive}")
         for process in alive:
@@ -213,16 +246,20 @@ def end(find: Callable[[], Iterable[psutil.Process]], segments: Iterable[Path] =
 def shared_by(processes: Iterable[psutil.Process]) -> set[Path]:
     """Return the shared memory and semaphores of Python that the processes have mapped."""
     files = [file for file in SHARED_MEMORY.glob("*") if file.name.startswith(SEGMENTS)]
-    if not files:  # as after most runs
+    if not files:
+        # As after most runs: then no maps are read.
         return set()
-    mapped = set[str]()
+    mapped_inodes: set[str] = set()
     for process in processes:
         with contextlib.suppress(OSError):
-            mapped.update(MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
-    segments = set[Path]()
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            mapped_inodes.update(MAPPED.findall(maps))
+    segments = set()
     for file in files:
-        with contextlib.suppress(OSError):  # a semaphore is mapped under another name
-            segments |= {file} if str(file.stat().st_ino) in mapped else set()
+        # The inode is compared, because a semaphore is mapped under another name.
+        with contextlib.suppress(OSError):
+            if str(file.stat().st_ino) in mapped_inodes:
+                segments.add(file)
     return segments
 
 
