@@ -36,7 +36,8 @@ HANG_FILE = "hang.txt"  # in the folder of a run that hung
 MINUTES = 30.0  # of `trainer.hang_minutes`, where nothing is said
 FIRST_SECONDS = 7200.0  # an update of long answers on few GPUs takes more than an hour
 LONGEST_FACTOR = 5  # a step may take this many times the longest so far
-UPDATE, VALIDATION = "timing_s/update_actor", "timing_s/testing"
+UPDATE = "timing_s/update_actor"
+VALIDATION = "timing_s/testing"
 # {metric of a step that does more than others: the key that says how often a run has such steps}
 PARTS = {VALIDATION: "test_freq", "timing_s/save_checkpoint": "save_freq"}
 METHOD = "actor_method_executor"
@@ -98,23 +99,31 @@ class HangWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         minutes = trainer.get(HANG_MINUTES, MINUTES)
-        if str(minutes).startswith("${"):  # the environment of the run knows it
+        if str(minutes).startswith("${"):
+            # Only the environment of the run knows the value.
             minutes = MINUTES
         self.floor = hang_seconds(minutes)
-        if "file" not in (trainer.get("logger") or ()):  # then no line ever comes
+        if "file" not in (trainer.get("logger") or ()):
+            # No line ever comes, so the run is not watched.
             self.floor = 0.0
         self.silence = 0.0
-        self._lines, self._clock, self._last = MetricsReader(metrics), clock, clock()
+        self._lines = MetricsReader(metrics)
+        self._clock = clock
+        self._last = clock()
         self._longest = 0.0
-        # also with a frequency that only the environment of the run knows
-        parts = (part for part, key in PARTS.items() if trainer.get(key) not in (None, 0, -1))
-        self._missing = {UPDATE, *parts}
+        self._missing = {UPDATE}
+        for part, key in PARTS.items():
+            # A frequency that only the environment of the run knows counts too.
+            if trainer.get(key) not in (None, 0, -1):
+                self._missing.add(part)
 
     @property
     def limit(self) -> float:
         """How long the silence may become."""
-        first = FIRST_SECONDS if self._missing else 0.0
-        return max(self.floor, first, LONGEST_FACTOR * self._longest)
+        limit = max(self.floor, LONGEST_FACTOR * self._longest)
+        if self._missing:
+            limit = max(limit, FIRST_SECONDS)
+        return limit
 
     def is_overdue(self, most: float) -> bool:
         """Read new lines, and return whether the silence is longer than the limit.
@@ -130,11 +139,14 @@ class HangWatch:
             for _, metrics in self._lines.new():
                 self._add(metrics)
             can_tell = self._lines.run.is_file()
-        except OSError:  # its disk is away for a moment
+        except OSError:
+            # Its disk is away for a moment.
             can_tell = False
-        if not can_tell:  # a line may have come that nobody can read
+        if not can_tell:
+            # A line may have come that nobody can read.
             self.silence = 0.0
-        return bool(self.floor) and self.silence > self.limit
+        is_watched = self.floor > 0.0
+        return is_watched and self.silence > self.limit
 
     def follow(self, metrics: Path) -> None:
         """Read on in the same file, which may have another name by now."""
@@ -146,9 +158,15 @@ class HangWatch:
         self.silence = 0.0
 
     def _add(self, metrics: Mapping[str, float]) -> None:
+        """Count a new line, whose step took as long as the silence before it."""
+        self._longest = max(self.silence, self._longest)
+        self.silence = 0.0
         is_validation = all(name.startswith("val-") for name in metrics)
-        self._longest, self.silence = max(self.silence, self._longest), 0.0
-        self._missing -= {VALIDATION} if is_validation else {*metrics}
+        if is_validation:
+            # One before the first step has no `timing_s`, and says how long it takes all the same.
+            self._missing.discard(VALIDATION)
+        else:
+            self._missing.difference_update(metrics)
 
 
 @dataclass
@@ -174,16 +192,24 @@ class EndConditions:
 
     def raise_if_due(self) -> None:
         """Raise Stopped if the run has to end."""
-        if self.checking is not None and (code := self.checking.poll()):
-            if code in CHECK_REFUSES:
-                raise Stopped(RunEnd(FAILED_EXIT, "refused", "the check found a problem"))
-            message = f"the check itself ended, with exit code {code}: see verl-gdpo check -v"
-            raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
+        self._raise_if_check_failed()
         if time.monotonic() > self.deadline:
             raise Stopped(RunEnd(TIME_LIMIT_EXIT, "time limit"))
         if self.parent is not None and os.getppid() != self.parent:
             raise Stopped(RunEnd(128 + signal.SIGHUP, "stopped"))
         self._raise_if_it_hangs()
+
+    def _raise_if_check_failed(self) -> None:
+        if self.checking is None:
+            return
+        code = self.checking.poll()
+        # It is None while the check goes on.
+        if code is None or code == 0:
+            return
+        if code in CHECK_REFUSES:
+            raise Stopped(RunEnd(FAILED_EXIT, "refused", "the check found a problem"))
+        message = f"the check itself ended, with exit code {code}: see verl-gdpo check -v"
+        raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
 
     def _raise_if_it_hangs(self) -> None:
         place = self.folder.place()
@@ -200,15 +226,16 @@ class EndConditions:
             return
         hang_file = (place or self.folder.path) / HANG_FILE
         busy = write_stacks(self.started(), hang_file)
-        if self.watch.is_overdue(most=0.0):  # no step has come meanwhile
-            message = (
-                f"HangError: no step was logged for {self.watch.silence:.0f} s, and "
-                f"{self.watch.limit:.0f} s were allowed; ++trainer.hang_minutes=N allows more. "
-                f"Busy or silent: "
-                f"{'; '.join(busy) or 'none'}. The stacks of all processes on this machine: "
-                f"{hang_file}"
-            )
-            raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
+        if not self.watch.is_overdue(most=0.0):
+            # A step has come while the stacks were written.
+            return
+        message = (
+            f"HangError: no step was logged for {self.watch.silence:.0f} s, and "
+            f"{self.watch.limit:.0f} s were allowed; ++trainer.hang_minutes=N allows more. "
+            f"Busy or silent: {'; '.join(busy) or 'none'}. "
+            f"The stacks of all processes on this machine: {hang_file}"
+        )
+        raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
 
     def _begin_to_watch(self, place: Path) -> None:
         """Watch the run as soon as the manifest of this start says how."""
@@ -232,7 +259,12 @@ def write_stacks(processes: Iterable[psutil.Process], file: Path) -> list[str]:
     stacks = [stacks_of(process.pid) for process in processes]
     with suppress(OSError):  # of a full disk
         file.write_text("\n\n".join(stacks) + "\n")
-    return [text.partition("\n")[0] for text in stacks if METHOD in text or NO_ANSWER in text]
+    first_lines = []
+    for text in stacks:
+        if METHOD in text or NO_ANSWER in text:
+            first_line, _, _ = text.partition("\n")
+            first_lines.append(first_line)
+    return first_lines
 
 
 def stacks_of(process_id: int) -> str:
@@ -242,7 +274,9 @@ def stacks_of(process_id: int) -> str:
         command = " ".join(process.cmdline())[:80] or process.name()
         title = f"process {process_id}, {process.status()}: {command}"
         files = files_of(process_id)
-        stacks = _written(process_id, files[0]) if files else "it does not load verl-gdpo"
+        stacks = "it does not load verl-gdpo"
+        if files:
+            stacks = _written(process_id, files[0])
     except (psutil.Error, OSError) as error:
         return f"process {process_id}: {error}"
     return f"{title}\n{stacks}"
@@ -250,13 +284,17 @@ def stacks_of(process_id: int) -> str:
 
 def _written(process_id: int, file: Path) -> str:
     """Return what the process's own handler writes into its file."""
-    last = before = len(file.read_bytes())
+    before = len(file.read_bytes())
+    last = before
     os.kill(process_id, SIGNAL)
     give_up = time.monotonic() + WRITTEN_SECONDS
     while time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
         size = len(file.read_bytes())
-        if size == last > before:  # it has ended
+        has_begun = size > before
+        if has_begun and size == last:
+            # It does not grow any more.
             break
         last = size
-    return file.read_bytes()[before:].decode(errors="replace") or NO_ANSWER
+    written = file.read_bytes()[before:]
+    return written.decode(errors="replace") or NO_ANSWER
