@@ -37,7 +37,9 @@ STEPS_LINE = re.compile(rb"Total training steps: (\d+)")
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROBE_BYTES = 1 << 20
 LOG_BYTES = 1 << 20  # of the log's end, in which a failure's reason is searched
-LAST_LINES, LAST_WIDTH = 25, 300  # what is shown of a log that says no reason
+# What is shown of a log that says no reason: so many lines, of so many characters each.
+LAST_LINES = 25
+LAST_WIDTH = 300
 MORE_LINES = 10  # of a message, after its first line
 RAISED = re.compile(r"[\w.]*(Error|Exception)(\(\w+\))?: ")
 # a line of Ray's own programs that is an error: severity, process and thread
@@ -50,12 +52,7 @@ PROCESS = re.compile(r"\bpid: (\d+)")  # of an actor that died, in what Ray says
 class Progress:
     """Prints new steps at each call of `show`. Its own errors never stop the run."""
 
-    def __init__(
-        self,
-        held: HeldFolder,
-        quiet: bool,
-        before: str = "starting Ray, the policy and its servers",
-    ) -> None:
+    def __init__(self, held: HeldFolder, quiet: bool, before: str = STARTS_UP) -> None:
         """Begin to read the metrics of the start that begins now.
 
         Args:
@@ -65,13 +62,16 @@ class Progress:
         """
         self.is_on = not quiet
         self.before = before
-        self.start = self.last_line = time.monotonic()
+        self.start = time.monotonic()
+        self.last_line = self.start
         self.held = held
         self.loss = ""  # what has become of the folder, as it was last said
         self.reader = folder.MetricsReader(held.path)
         self.shown: dict[int, float] = {}  # {step that has been printed: when}
         log = held.path / "train.log"
-        self.log_start = log.stat().st_size if log.exists() else 0
+        self.log_start = 0
+        if log.exists():
+            self.log_start = log.stat().st_size
         # It is read until the file logger, which writes the same, has written a step.
         self.console: ConsoleReader | None = ConsoleReader(log, self.log_start)
         self.waiting: list[tuple[int, dict[str, float]]] = []  # what it has read last
@@ -110,21 +110,26 @@ class Progress:
             return
         yield from self._look_at_folder()
         for step, metrics in self._new_metrics():
-            new_findings = [*self._findings(step, metrics)]
+            new_findings = list(self._findings(step, metrics))
             if step not in self.shown:
                 self.shown[step] = time.monotonic()
-                rewards = _last_values(folder.training_rewards({step: metrics}))
-                validation = _last_values(folder.validation_rewards({step: metrics}))
-                if rewards or not validation:
-                    yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
-                if validation:
-                    yield f"step {step:4d}  validation  {validation}"
+                yield from self._of_step(step, metrics)
             yield from new_findings
         for problem in self.reader.problems[self.problems_shown :]:
             self.problems_shown += 1
             yield f"WARNING: {problem}"
         if time.monotonic() - self.last_line > ALIVE_SECONDS:
-            yield f"{'running' if self.shown else self.before} ..."
+            doing = "running" if self.shown else self.before
+            yield f"{doing} ..."
+
+    def _of_step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
+        rewards = _values(folder.training_rewards({step: metrics}))
+        validation = _values(folder.validation_rewards({step: metrics}))
+        # A validation before the first step has no rewards of training.
+        if rewards or not validation:
+            yield f"step {step:4d}  {rewards}{_more(metrics)}{self._left(step)}"
+        if validation:
+            yield f"step {step:4d}  validation  {validation}"
 
     def _look_at_folder(self) -> Iterator[str]:
         """Say once that the folder is gone, and where it is, or that it is back."""
@@ -156,10 +161,12 @@ class Progress:
 
         A resumed run repeats the steps after its checkpoint: the earlier start's are left out.
         """
-        for earlier, values in self.earlier.items():
-            if earlier < step:
-                self.tracker.add(earlier, values)
-        self.tracker.add(step, {**self.earlier.get(step, {}), **metrics})
+        for earlier_step, earlier_metrics in self.earlier.items():
+            if earlier_step < step:
+                self.tracker.add(earlier_step, earlier_metrics)
+        all_of_step = dict(self.earlier.get(step, {}))
+        all_of_step.update(metrics)
+        self.tracker.add(step, all_of_step)
         self.earlier = {}
         for finding in self.tracker.findings():
             if finding.topic not in self.shown_topics:
@@ -171,24 +178,34 @@ class Progress:
         log = self.reader.run / "train.log"
         if self.last_step is None and log.exists():  # it is logged before the first step
             match = STEPS_LINE.search(log.read_bytes(), self.log_start)
-            self.last_step = int(match[1]) if match else 0
-        first, last = min(self.shown), self.last_step or 0
+            if match is None:
+                self.last_step = 0
+            else:
+                self.last_step = int(match[1])
+        first = min(self.shown)
+        last = self.last_step or 0
         if step == first or step >= last:
             return ""
         seconds = (self.shown[step] - self.shown[first]) / (step - first)
         return f"  {duration(seconds * (last - step))} left of {last} steps"
 
 
-def _last_values(curves: Mapping[str, Mapping[int, float]]) -> str:
-    return "  ".join(
-        f"{name} {value:.3f}" for name, curve in curves.items() for value in curve.values()
-    )
+def _values(curves: Mapping[str, Mapping[int, float]]) -> str:
+    """Return the values of {name: {step: value}} for a line."""
+    texts = []
+    for name, curve in curves.items():
+        for value in curve.values():
+            texts.append(f"{name} {value:.3f}")
+    return "  ".join(texts)
 
 
 def _more(metrics: Mapping[str, float]) -> str:
     """Return what else a step's line says, of what this run logs."""
-    logged = ((text, metrics[key]) for key, text in MORE.items() if key in metrics)
-    return "".join(f"  {text.format(value)}" for text, value in logged)
+    more = ""
+    for key, text in MORE.items():
+        if key in metrics:
+            more += f"  {text.format(metrics[key])}"
+    return more
 
 
 def duration(seconds: float) -> str:
@@ -196,7 +213,9 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+    if hours == 0:
+        return f"{minutes} min"
+    return f"{hours} h {minutes} min"
 
 
 def end_report(
@@ -225,20 +244,33 @@ def end_report(
         The lines, of which the first one says the reason.
     """
     loss = held.loss()
-    where = [loss] if loss else []
-    if end.reason == "finished":
-        return where
+    lines = []
     if end.is_wanted:
-        return [_stopped(held, end, last_step, go_on, checkpoints), *where]
-    if end.message:
-        reasons = [end.message]
-    else:
-        reasons = list(_signal(end.exit_code))
+        lines.append(_stopped(held, end, last_step, go_on, checkpoints))
+    elif end.reason != "finished":
+        lines += _why_it_failed(held, end, log, since, is_there=not loss)
         if not loss:
-            reasons += _full_disk(held.path)
-        text = _end_of_log(log, since)
-        reasons += _reason_in_log(text) or _without_reason(text, end.exit_code)
-    return [*reasons, *(where or [f"(whole log: {held.path / 'train.log'})"])]
+            lines.append(f"(whole log: {held.path / 'train.log'})")
+    if loss:
+        lines.append(loss)
+    return lines
+
+
+def _why_it_failed(
+    held: HeldFolder, end: RunEnd, log: IO[bytes], since: int, *, is_there: bool
+) -> list[str]:
+    """Return what is known of a failure; see `end_report` for the arguments.
+
+    Args:
+        is_there: whether the folder is where it was, so that its disk can be tried.
+    """
+    if end.message:
+        return [end.message]
+    reasons = _signal(end.exit_code)
+    if is_there:
+        reasons += _full_disk(held.path)
+    text = _end_of_log(log, since)
+    return reasons + (_reason_in_log(text) or _without_reason(text, end.exit_code))
 
 
 def _stopped(
@@ -247,19 +279,20 @@ def _stopped(
     """Return how a run goes on that somebody stopped; see `end_report` for the arguments."""
     places = [held.path]
     place = held.place()
-    if place is not None and place != held.path:  # verl may have written into both
+    if place is not None and place != held.path:
+        # verl may have written into both.
         places.append(place)
     step = last_step
     saved: list[Path] = []
     for run in places:
         with contextlib.suppress(OSError, ValueError):
-            step = max([step, *folder.read_metrics(run)])
+            step = max(step, max(folder.read_metrics(run), default=step))
             newest = newest_checkpoint(checkpoints or checkpoints_of(run))
             if newest is not None:
                 saved.append(newest)
-    if not saved and place is None:
-        return f"{end.reason} at step {step}; no checkpoint is found"
     if not saved:
+        if place is None:
+            return f"{end.reason} at step {step}; no checkpoint is found"
         where = checkpoints or checkpoints_of(held.path)
         return f"{end.reason} at step {step}; {where} has no checkpoint yet"
     last = max(saved, key=lambda checkpoint: step_of(checkpoint.name))
@@ -277,10 +310,11 @@ def _bring_together(old: Path, new: Path) -> str:
 
     verl has written under the old name again, if it has saved anything since.
     """
-    was, now = shlex.quote(str(old)), shlex.quote(str(new))
+    old_word = shlex.quote(str(old))
+    new_word = shlex.quote(str(new))
     if not old.is_dir():
-        return f"mv {now} {was}"
-    return f"cp -a {was}/. {now} && rm -r {was} && mv {now} {was}"
+        return f"mv {new_word} {old_word}"
+    return f"cp -a {old_word}/. {new_word} && rm -r {old_word} && mv {new_word} {old_word}"
 
 
 def _end_of_log(log: IO[bytes], since: int) -> str:
@@ -288,9 +322,10 @@ def _end_of_log(log: IO[bytes], since: int) -> str:
     try:
         end = log.seek(0, os.SEEK_END)
         log.seek(max(since, end - LOG_BYTES))
-        return COLOUR.sub("", log.read().decode(errors="replace"))
+        text = log.read().decode(errors="replace")
     except OSError:
         return ""
+    return COLOUR.sub("", text)
 
 
 def _reason_in_log(text: str) -> list[str]:
@@ -303,15 +338,17 @@ def _reason_in_log(text: str) -> list[str]:
             return [f"Ray's central process, gcs_server, died. {GO_ON}. Ray says: {says}"]
         if RAISED.match(lines[number]):
             message = list(_message(lines[number:]))
-            reasons = [*message, *_killed_by(text, "\n".join(message)), *_denied(message)]
+            reasons = message + _killed_by(text, "\n".join(message)) + _denied(message)
             return [printable(line) for line in reasons]
     return []
 
 
 def _without_reason(text: str, exit_code: int) -> list[str]:
     """Return the last lines of a log that says no reason."""
-    lines = [printable(line)[:LAST_WIDTH] for line in text.splitlines()[-LAST_LINES:]]
-    return [f"exit code {exit_code}, and the log has no error. Its last lines:", *lines]
+    lines = [f"exit code {exit_code}, and the log has no error. Its last lines:"]
+    for line in text.splitlines()[-LAST_LINES:]:
+        lines.append(printable(line)[:LAST_WIDTH])
+    return lines
 
 
 def _message(lines: Sequence[str]) -> Iterator[str]:
@@ -324,7 +361,7 @@ def _message(lines: Sequence[str]) -> Iterator[str]:
         yield line
 
 
-def _killed_by(log: str, message: str) -> Iterator[str]:
+def _killed_by(log: str, message: str) -> list[str]:
     """Name the signal that ended the process of which Ray says that it died.
 
     Ray tells SIGTERM itself, and lets a process that crashes log its signal. Nothing can log
@@ -332,32 +369,39 @@ def _killed_by(log: str, message: str) -> Iterator[str]:
     """
     process = PROCESS.search(message)
     if process is None or "SIGTERM" in message:
-        return
-    crashed = re.search(rf"pid={process[1]}\b.*\*\*\* (SIG\w+) received", log)
+        return []
+    process_id = process[1]
+    crashed = re.search(rf"pid={process_id}\b.*\*\*\* (SIG\w+) received", log)
     if crashed:
-        yield f"Process {process[1]} crashed with {crashed[1]}: its stack is in the log"
-    elif "End of file" in message:
-        yield f"Process {process[1]} logged no signal, as after SIGKILL"
+        return [f"Process {process_id} crashed with {crashed[1]}: its stack is in the log"]
+    if "End of file" in message:
+        return [f"Process {process_id} logged no signal, as after SIGKILL"]
+    return []
 
 
-def _denied(message: Sequence[str]) -> Iterator[str]:
+def _denied(message: Sequence[str]) -> list[str]:
     """Say what to set if Ray could not write into a folder of its own."""
+    answers = []
     for folder_of_ray, what_to_do in ray_folders.unwritable(os.environ).items():
         if any("Permission denied" in line and folder_of_ray in line for line in message):
-            yield what_to_do
+            answers.append(what_to_do)
+    return answers
 
 
-def _signal(exit_code: int) -> Iterator[str]:
-    """Yield a line if a signal ended the run."""
-    with contextlib.suppress(ValueError):
+def _signal(exit_code: int) -> list[str]:
+    """Return a line if a signal ended the run."""
+    try:
         name = signal.Signals(exit_code - 128).name
-        yield f"the training process was ended by {name}: the memory may have run out (see dmesg)"
+    except ValueError:
+        return []
+    return [f"the training process was ended by {name}: the memory may have run out (see dmesg)"]
 
 
-def _full_disk(run: Path) -> Iterator[str]:
-    """Yield a line if the folder of a run cannot be written."""
+def _full_disk(run: Path) -> list[str]:
+    """Return a line if the folder of a run cannot be written."""
     try:
         with tempfile.TemporaryFile(dir=run) as file:
             file.write(bytes(PROBE_BYTES))
     except OSError as error:
-        yield f"{run} cannot be written: {error}. What the run wrote last may be missing"
+        return [f"{run} cannot be written: {error}. What the run wrote last may be missing"]
+    return []
