@@ -13,6 +13,7 @@ Settings are compared as they are written. So a key that refers to another one i
 own, and a value from the environment, which may be a secret, is not kept.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -27,34 +28,39 @@ from verl_gdpo.hooks.run_keys import ALLOW_CHANGE
 from verl_gdpo.tools.run.checkpoints import whole_checkpoint
 from verl_gdpo.tools.run.starts import COMPOSED, FileStates, RecordedStart, StartManifest, maker_of
 
-# the verdicts: it may change, and it must not; a place of the run is not compared
-FREE, ON_REQUEST, PLACE = "free", "on request", "place"
-AT_CONSTANT_RATE = "at_constant_rate"  # of a key: free or on request, as the learning rate is
-# the last word of keys that may name files, such as `data.train_files`
+# The verdicts of a changed key.
+FREE = "free"
+ON_REQUEST = "on request"  # It is refused, unless somebody has asked for it.
+PLACE = "place"  # A place of the run is not compared.
+AT_CONSTANT_RATE = "at_constant_rate"  # It is free or on request, as the learning rate is.
+# The last word of keys that may name files, such as `data.train_files`.
 NAMES_FILES = ("path", "files")
-# the optimizers, and their keys that name the kind of a schedule
+# The optimizers, and their keys that name the kind of a schedule.
 OPTIMIZERS = ("actor_rollout_ref.actor.optim", "critic.optim")
 SCHEDULES = ("lr_scheduler_type", "warmup_style", "lr_decay_style", "weight_decay_incr_style")
 LISTED = 8  # changes in a message
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NEWEST = {"trainer.resume_mode": "auto", "trainer.resume_from_path": "null"}
 
-PATTERNS: Mapping[str, list[str]] = {
-    verdict: " ".join(lines).split()
-    for verdict, lines in yaml.safe_load(
-        files(__package__).joinpath("resume_rules.yaml").read_text("utf-8")
-    ).items()
-}
+
+def _patterns() -> dict[str, list[str]]:
+    """{verdict: patterns of keys}, in the order of `resume_rules.yaml`."""
+    rules = files(__package__).joinpath("resume_rules.yaml").read_text("utf-8")
+    patterns = {}
+    for verdict, lines in yaml.safe_load(rules).items():
+        patterns[verdict] = " ".join(lines).split()
+    return patterns
+
+
+PATTERNS: Mapping[str, list[str]] = _patterns()
 
 
 def verdict_of(key: str) -> str:
     """The first list that has a pattern of this key, or `ON_REQUEST`."""
-    fits = (
-        verdict
-        for verdict, patterns in PATTERNS.items()
-        if any(fnmatchcase(key, pattern) for pattern in patterns)
-    )
-    return next(fits, ON_REQUEST)
+    for verdict, patterns in PATTERNS.items():
+        if any(fnmatchcase(key, pattern) for pattern in patterns):
+            return verdict
+    return ON_REQUEST
 
 
 def changes(before: StartManifest, after: StartManifest) -> dict[str, list[Any]]:
@@ -63,16 +69,16 @@ def changes(before: StartManifest, after: StartManifest) -> dict[str, list[Any]]
     Files are compared by size and time if both are known on both sides, and else by name.
     """
     known = before.files.keys() & after.files.keys()
-    old, new = (
-        with_files(start.configuration, {key: start.files[key] for key in known})
-        for start in (before, after)
-    )
-    total_verdict = FREE if _is_rate_constant(old) and _is_rate_constant(new) else ON_REQUEST
+    old = with_files(before.configuration, {key: before.files[key] for key in known})
+    new = with_files(after.configuration, {key: after.files[key] for key in known})
+    verdict_on_total = ON_REQUEST
+    if _is_rate_constant(old) and _is_rate_constant(new):
+        verdict_on_total = FREE
     changed = {}
-    for key in {**old, **new}:
+    for key in old | new:
         verdict = verdict_of(key)
         if verdict == AT_CONSTANT_RATE:
-            verdict = total_verdict
+            verdict = verdict_on_total
         if old.get(key) != new.get(key) and verdict != PLACE:
             changed[key] = [old.get(key), new.get(key), verdict]
     return changed
@@ -88,8 +94,8 @@ def _is_rate_constant(settings: Mapping[str, Any]) -> bool:
         settings: {dotted key: value}, as it is written.
     """
     for block in OPTIMIZERS:
-        of_block = {name: settings.get(f"{block}.{name}") for name in SCHEDULES}
-        kinds = [kind for kind in of_block.values() if kind is not None]
+        given = [settings.get(f"{block}.{name}") for name in SCHEDULES]
+        kinds = [kind for kind in given if kind is not None]
         if not kinds or any(kind != "constant" for kind in kinds):
             return False
         ratio = settings.get(f"{block}.lr_warmup_steps_ratio", 0)
@@ -120,17 +126,19 @@ def refusal(changed: Mapping[str, list[Any]], allowed: Iterable[str]) -> str:
         allowed: keys, or blocks of keys such as `algorithm`, whose change is wanted.
     """
     blocks = tuple(f"{key}." for key in allowed)
-    refused = {
-        key: change
-        for key, change in changed.items()
-        if change[2] == ON_REQUEST and not f"{key}.".startswith(blocks)
-    }
+    refused = {}
+    for key, change in changed.items():
+        _, _, verdict = change
+        is_wanted = f"{key}.".startswith(blocks)
+        if verdict == ON_REQUEST and not is_wanted:
+            refused[key] = change
     if not refused:
         return ""
+    options = [f"--allow-change {key}" for key in refused]
     return (
         f"{listed(refused)}. A change that is wanted all the same needs "
         f"'+{ALLOW_CHANGE}=[{','.join(refused)}]' in a command of verl, or "
-        f"{' '.join(f'--allow-change {key}' for key in refused)} in one of run.sh"
+        f"{' '.join(options)} in one of run.sh"
     )
 
 
@@ -160,11 +168,15 @@ def file_states(resolved: Mapping[str, Any]) -> FileStates:
     """Size and time of what the keys name that name files or models on this machine."""
     states = {}
     for key, value in flat(resolved).items():
-        if key.rpartition(".")[2].rpartition("_")[2] in NAMES_FILES:
-            named = value if isinstance(value, list) else [value]
-            of_key = [_state(Path(str(name)).expanduser()) for name in named]
-            if all(of_key):
-                states[key] = of_key
+        last_word = re.split("[._]", key)[-1]
+        if last_word not in NAMES_FILES:
+            continue
+        names = [value]
+        if isinstance(value, list):
+            names = value
+        of_key = [_state(Path(str(name)).expanduser()) for name in names]
+        if all(of_key):
+            states[key] = of_key
     return states
 
 
@@ -173,20 +185,29 @@ def _state(path: Path) -> list[int]:
     try:
         if (path / "config.json").is_file():
             return [sum(part.stat().st_size for part in path.iterdir() if part.is_file())]
-        return [path.stat().st_size, int(path.stat().st_mtime)] if path.is_file() else []
-    except (OSError, ValueError):  # no path at all
+        if path.is_file():
+            return [path.stat().st_size, int(path.stat().st_mtime)]
+        return []
+    except (OSError, ValueError):
+        # The value is no path at all, such as a text with a NUL, or longer than a name may be.
         return []
 
 
 def with_files(configuration: Mapping[str, Any], states: FileStates) -> dict[str, Any]:
     """{dotted key: value}, where size and time of files stand for their names."""
+    values = flat(configuration)
+    for key, of_key in states.items():
+        values[key] = ", ".join(_text_of(state) for state in of_key)
+    return values
 
-    def text(size: int, *seconds: int) -> str:
-        times = [str(datetime.fromtimestamp(second)) for second in seconds]
-        return " of ".join([f"{size} bytes", *times])
 
-    texts = {key: ", ".join(text(*state) for state in of_key) for key, of_key in states.items()}
-    return {**flat(configuration), **texts}
+def _text_of(state: Sequence[int]) -> str:
+    """A state, as `_state` returns it, for a message."""
+    size, *times = state
+    text = f"{size} bytes"
+    for seconds in times:
+        text += f" of {datetime.fromtimestamp(seconds)}"
+    return text
 
 
 def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
@@ -201,26 +222,32 @@ def arguments(run: Path, overrides: Sequence[str]) -> list[str]:
             its manifests is of the start that trained up to it.
     """
     newest = whole_checkpoint(run / "checkpoints")
-    if newest is None or (recorded := maker_of(newest)) is None:
-        lacking = "checkpoint" if newest is None else f"start that trained up to it, {newest}"
-        raise ValueError(f"nothing to resume in {run}: no {lacking}")
-    kept = [
-        # the key of a `+key` of the first start is there by now
-        f"++{override.lstrip('+')}" if override.startswith("+") else override
-        for override in overrides
-        if not _is_recipe_of(recorded, override)
-    ]
+    if newest is None:
+        raise ValueError(f"nothing to resume in {run}: no checkpoint")
+    recorded = maker_of(newest)
+    if recorded is None:
+        raise ValueError(f"nothing to resume in {run}: no start that trained up to it, {newest}")
+    kept = []
+    for override in overrides:
+        if not _is_recipe_of(recorded, override):
+            kept.append(_added_or_changed(override))
     overridden = {override.lstrip("+~").partition("=")[0] for override in kept}
     of_run = {
         "run_dir": quoted(str(run)),
         "hydra.run.dir": quoted(f"{run}/hydra/${{now:%Y-%m-%d_%H-%M-%S}}"),
-        **NEWEST,
     }
-    return [
-        *("--config-dir", str(recorded.folder), "--config-name", COMPOSED.removesuffix(".yaml")),
-        *(f"{key}={value}" for key, value in of_run.items() if key not in overridden),
-        *kept,
-    ]
+    words = ["--config-dir", str(recorded.folder), "--config-name", COMPOSED.removesuffix(".yaml")]
+    for key, value in (of_run | NEWEST).items():
+        if key not in overridden:
+            words.append(f"{key}={value}")
+    return words + kept
+
+
+def _added_or_changed(override: str) -> str:
+    """The override for a configuration that has the key of a `+key` of the first start by now."""
+    if override.startswith("+"):
+        return f"++{override.lstrip('+')}"
+    return override
 
 
 def quoted(text: str) -> str:

@@ -26,11 +26,13 @@ from verl_gdpo.tools.run import checkpoints
 from verl_gdpo.tools.run.checkpoints import START, STARTS, manifests_of, unreadable
 from verl_gdpo.tools.run_folder.yaml_files import read_mapping
 
-COMPOSED, END = "composed.yaml", "end.yaml"
+COMPOSED = "composed.yaml"
+END = "end.yaml"
 TIME_LIMIT_EXIT = 124  # as of timeout(1)
-# packages whose versions can change a result
+# Packages whose versions can change a result.
 PACKAGES = ("verl-gdpo", "verl", "torch", "ray", "vllm", "transformers")
-WIDTH = 1 << 20  # so that `checkpoints.py`, which has no YAML, finds a value in one line
+# No value is broken into lines, so that `checkpoints.py`, which has no YAML, finds it in one.
+WIDTH = 1 << 20
 FileStates = Mapping[str, list[list[int]]]  # {key: [bytes, and seconds since 1970] of each file}
 
 
@@ -92,7 +94,7 @@ def here(configuration: Mapping[str, Any], **more: Any) -> StartManifest:
         configuration=configuration,
         versions=_versions(),
         commit=_commit(),
-        command=[*sys.argv],
+        command=list(sys.argv),
         metrics=os.environ.get("VERL_FILE_LOGGER_PATH", ""),
         **more,
     )
@@ -110,7 +112,7 @@ def write(run: Path, start: StartManifest, composed: str) -> Path:
     numbers = [int(path.name) for path in (run / STARTS).glob("*") if path.name.isdecimal()]
     folder = run / STARTS / str(max(numbers, default=0) + 1)
     folder.mkdir(parents=True)
-    # the manifest comes last: without it, the start is none
+    # The manifest comes last: without it, the start is none.
     with replace_together(folder / COMPOSED, folder / START) as [configuration, manifest]:
         configuration.write_text(composed)
         manifest.write_text(_yaml(asdict(start)))
@@ -146,12 +148,19 @@ def ended(
         otherwise: a few words for a training that has written nothing; "" says the exit code.
     """
     starts = starts_of(run)
-    if not starts or metrics not in (None, starts[-1].start.metrics):
+    if not starts:
         return
-    why = why or starts[-1].end.get("why") or otherwise or f"exit code {exit_code}"
-    code = {} if exit_code is None else {"exit_code": exit_code}
-    with replace_together(starts[-1].folder / END) as [temporary]:
-        temporary.write_text(_yaml({"time": now(), "why": why, **code}))
+    last = starts[-1]
+    if metrics is not None and metrics != last.start.metrics:
+        return
+    end: dict[str, Any] = {
+        "time": now(),
+        "why": why or last.end.get("why") or otherwise or f"exit code {exit_code}",
+    }
+    if exit_code is not None:
+        end["exit_code"] = exit_code
+    with replace_together(last.folder / END) as [temporary]:
+        temporary.write_text(_yaml(end))
 
 
 def starts_of(run: Path) -> list[RecordedStart]:
@@ -162,28 +171,43 @@ def starts_of(run: Path) -> list[RecordedStart]:
 def maker_of(checkpoint: Path) -> RecordedStart | None:
     """The start whose configuration a run goes on with: see `checkpoints.maker_of`."""
     manifest = checkpoints.maker_of(checkpoint)
-    return None if manifest is None else read_start(manifest)
+    if manifest is None:
+        return None
+    return read_start(manifest)
 
 
 def read_start(manifest: Path) -> RecordedStart:
     """The start of a manifest.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the manifest, or the record of its end, is damaged.
     """
-    end = manifest.with_name(END)
     try:
-        values = read_mapping(manifest)
-        _ = values["configuration"]  # the last part: the file is whole
-        known = {each.name for each in fields(StartManifest)}  # an older state wrote others
-        start = StartManifest(**{name: values[name] for name in known & values.keys()})
+        start = _manifest_in(manifest)
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(unreadable(manifest, error)) from error
+    file_of_end = manifest.with_name(END)
+    end: Mapping[str, Any] = {}
     try:
-        why = read_mapping(end) if end.exists() else {}
+        if file_of_end.exists():
+            end = read_mapping(file_of_end)
     except ValueError as error:
-        raise ValueError(unreadable(end, error)) from error
-    return RecordedStart(manifest.parent, start, why)
+        raise ValueError(unreadable(file_of_end, error)) from error
+    return RecordedStart(manifest.parent, start, end)
+
+
+def _manifest_in(file: Path) -> StartManifest:
+    """What a file has of a manifest.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is damaged.
+    """
+    values = read_mapping(file)
+    # The configuration comes last: a file without it is cut.
+    _ = values["configuration"]
+    # An older state of this package wrote fields that are not known any more.
+    known = {each.name for each in fields(StartManifest)}
+    return StartManifest(**{name: value for name, value in values.items() if name in known})
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
@@ -192,14 +216,23 @@ def _yaml(values: Mapping[str, Any]) -> str:
 
 def code_change(earlier: RecordedStart, now: StartManifest) -> list[str]:
     """A warning if commit or versions are not those of an earlier start."""
-    old, new = ({**start.versions, "commit": start.commit} for start in (earlier.start, now))
-    changed = [
-        f"{key} {old.get(key)!s:.12} -> {new.get(key)!s:.12}"
-        for key in {**old, **new}
-        if old.get(key) != new.get(key)
-    ]
-    warning = f"the code is not that of start {earlier.number}: {', '.join(changed)}"
-    return [warning] if changed else []
+    old = _code_of(earlier.start)
+    new = _code_of(now)
+    changed = []
+    for key in old | new:
+        before = old.get(key)
+        after = new.get(key)
+        if before != after:
+            changed.append(f"{key} {before!s:.12} -> {after!s:.12}")
+    if not changed:
+        return []
+    return [f"the code is not that of start {earlier.number}: {', '.join(changed)}"]
+
+
+def _code_of(start: StartManifest) -> dict[str, str]:
+    code = dict(start.versions)
+    code["commit"] = start.commit
+    return code
 
 
 def _versions() -> dict[str, str]:
@@ -213,6 +246,9 @@ def _versions() -> dict[str, str]:
 def _commit() -> str:
     folder = Path(__file__).resolve().parents[3] / ".git"
     git = ["git", f"--git-dir={folder}", "rev-parse", "--verify", "-q", "HEAD"]
-    with contextlib.suppress(OSError):  # no git here
-        return subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    return ""
+    try:
+        done = subprocess.run(git, capture_output=True, text=True)
+    except OSError:
+        # There is no git here.
+        return ""
+    return done.stdout.strip()
