@@ -51,7 +51,9 @@ ULYSSES = (
 )
 FUSED_KERNEL_OPTIONS = f"{MODEL}.fused_kernel_options"
 HEAD_IN_ROOT = "head_in_root"  # the key in these options
-AUTO, FLASH, SDPA = "auto", "flash_attention_2", "packed_sdpa"
+AUTO = "auto"
+FLASH = "flash_attention_2"
+SDPA = "packed_sdpa"
 
 
 # --- which one -----------------------------------------------------------------------------------
@@ -63,22 +65,33 @@ def choose(config: Any) -> str | None:
     Raises:
         ValueError: ours with verl's sequence parallelism (Ulysses), which is for flash-attn alone.
     """
-    chosen = OmegaConf.select(config, KEY)
     message = None
-    if chosen == AUTO:
-        reason = "trainer.device=cpu" if config.trainer.device == "cpu" else _no_flash_attn()
-        chosen = SDPA if reason else FLASH
-        with open_dict(config):
-            OmegaConf.update(config, KEY, chosen)
-        message = f"attention: {chosen}, since {reason or 'flash_attn can be imported'}"
+    if OmegaConf.select(config, KEY) == AUTO:
+        message = _replace_auto(config)
     split = [key for key in ULYSSES if (OmegaConf.select(config, key) or 1) > 1]
-    if chosen == SDPA and split:
+    if OmegaConf.select(config, KEY) == SDPA and split:
         raise ValueError(
             f"{split[0]}={OmegaConf.select(config, split[0])}: verl splits rows over GPUs for "
-            f"flash-attn alone, and {KEY}={chosen}. Set it to 1, or install the package flash-attn "
+            f"flash-attn alone, and {KEY}={SDPA}. Set it to 1, or install the package flash-attn "
             "in a build for this torch, and set attention=flash_attn"
         )
     return message
+
+
+def _replace_auto(config: Any) -> str:
+    """Put what this machine can run in the place of "auto"; say which, and why."""
+    why_no_flash: str | None = "trainer.device=cpu"
+    if config.trainer.device != "cpu":
+        why_no_flash = _no_flash_attn()
+    if why_no_flash is None:
+        chosen = FLASH
+        reason = "flash_attn can be imported"
+    else:
+        chosen = SDPA
+        reason = why_no_flash
+    with open_dict(config):
+        OmegaConf.update(config, KEY, chosen)
+    return f"attention: {chosen}, since {reason}"
 
 
 def _no_flash_attn() -> str | None:
@@ -181,15 +194,18 @@ def packed_sdpa(
             )
     is_pack = attention_mask is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]
     if not is_pack:
-        output: Tensor = sdpa_attention_forward(
-            module, query, key, value, attention_mask, **options
-        )[0]
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, None
-    # the gradient of `split` is one tensor, and that of N slices would be N tensors of all tokens
-    sizes = [end - start for start, end in pairwise(_bounds(module, position_ids))]
-    rows = zip(*(torch.split(part, sizes, dim=2) for part in (query, key, value)), strict=True)
-    outputs = [sdpa_attention_forward(module, *row, None, **options)[0] for row in rows]
-    return torch.cat(outputs, 1), None
+    lengths = [end - start for start, end in pairwise(_bounds(module, position_ids))]
+    # The gradient of `split` is one tensor, and that of N slices would be N tensors of all tokens.
+    queries = torch.split(query, lengths, dim=2)
+    keys = torch.split(key, lengths, dim=2)
+    values = torch.split(value, lengths, dim=2)
+    outputs = []
+    for row_query, row_key, row_value in zip(queries, keys, values, strict=True):
+        output, _ = sdpa_attention_forward(module, row_query, row_key, row_value, None, **options)
+        outputs.append(output)
+    return torch.cat(outputs, dim=1), None
 
 
 def _bounds(module: Any, position_ids: "Tensor | None") -> list[int]:
@@ -200,7 +216,7 @@ def _bounds(module: Any, position_ids: "Tensor | None") -> list[int]:
             f"rows of a pack cannot be told apart. Set {KEY}=sdpa and {MODEL}.use_remove_padding="
             "False, or attention=flash_attn"
         )
-    # all layers get the same tensor, and reading it waits for the GPU
+    # All layers get the same tensor, and reading it waits for the GPU.
     bounds: list[int] | None = getattr(position_ids, "_verl_gdpo_bounds", None)
     if bounds is None:
         breaks = (position_ids[0].diff() != 1).nonzero().flatten() + 1
