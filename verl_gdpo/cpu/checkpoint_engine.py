@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-de
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 TIMEOUT = timedelta(minutes=10)
-Address = tuple[str, int]  # host and port
+Address = tuple[str, int]  # The host and the port of a TCPStore.
 
 
 @CheckpointEngineRegistry.register("gloo")
@@ -29,10 +29,11 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-ignor
     """One worker's end of it. The first worker of the trainer is the master, rank 0."""
 
     def __init__(self, bucket_size: int, is_master: bool = False, **extra: Any) -> None:
-        # verl's bucket_size is not needed: a bucket here is one tensor
+        # verl's bucket_size is not needed: a bucket here is one tensor.
         self.is_master = is_master
         self._store: Any = None
-        self._group: Any = None  # None in those workers of the trainer that send nothing
+        # It stays None in those workers of the trainer that send nothing.
+        self._group: Any = None
 
     def prepare(self) -> Address | None:
         if not self.is_master:
@@ -46,20 +47,28 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-ignor
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: Sequence[Address | None]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Number the first trainer worker and all of the rollout; the others get -1."""
-        size = 1 + rollout_world_size
-        idle = [-1] * (actor_wg_world_size - 1)
+        world_size = 1 + rollout_world_size
+        address = metadata[0]
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
-            places = [metadata[0]] * len(ranks)
-            return {"rank": ranks, "world_size": [size] * len(ranks), "address": places}
+            """Return the arguments of `init_process_group`, a value for each worker."""
+            return {
+                "rank": ranks,
+                "world_size": [world_size] * len(ranks),
+                "address": [address] * len(ranks),
+            }
 
-        return arguments([0, *idle]), arguments([*range(1, size)])
+        trainer_ranks = [0]
+        trainer_ranks.extend([-1] * (actor_wg_world_size - 1))
+        rollout_ranks = list(range(1, world_size))
+        return arguments(trainer_ranks), arguments(rollout_ranks)
 
     def init_process_group(self, rank: int, world_size: int, address: Address) -> None:
         if rank < 0:
             return
         if self._store is None:
-            self._store = TCPStore(*address, timeout=TIMEOUT)
+            host, port = address
+            self._store = TCPStore(host, port, timeout=TIMEOUT)
         self._group = ProcessGroupGloo(self._store, rank, world_size, TIMEOUT)
 
     async def send_weights(
@@ -71,8 +80,8 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-ignor
             if self._group is None:
                 continue
             tensor = weight.detach().cpu().contiguous()
-            form = str(tensor.dtype).removeprefix("torch.")
-            self._store.set(str(number), json.dumps([name, tensor.shape, form]))
+            dtype_name = str(tensor.dtype).removeprefix("torch.")
+            self._store.set(str(number), json.dumps([name, tensor.shape, dtype_name]))
             self._group.broadcast(tensor, 0).wait()
             number += 1
         if self._group is not None:
@@ -82,12 +91,16 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc, unused-ignor
         self, global_steps: int | None = None
     ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         number = 0
-        while (header := json.loads(self._store.get(str(number)))) is not None:
-            name, shape, form = header
-            tensor = torch.empty(shape, dtype=getattr(torch, form))
+        while True:
+            header = json.loads(self._store.get(str(number)))
+            if header is None:
+                return
+            name, shape, dtype_name = header
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype_name))
             self._group.broadcast(tensor, 0).wait()
             yield name, tensor
             number += 1
 
     def finalize(self) -> None:
-        self._group = self._store = None
+        self._group = None
+        self._store = None

@@ -28,7 +28,7 @@ class CpuDeviceModule(ModuleType):
     """torch.cpu plus the torch.cuda calls that verl makes on `get_torch_device()`."""
 
     empty_cache = ipc_collect = set_per_process_memory_fraction = staticmethod(_nothing)
-    # of accelerators, of which there are none
+    # The memory of accelerators, of which there are none.
     memory_allocated = memory_reserved = staticmethod(lambda *_: 0)
     max_memory_allocated = max_memory_reserved = memory_allocated
     mem_get_info = staticmethod(host_memory_bytes)
@@ -58,10 +58,12 @@ class PlatformCPU(PlatformCUDA):  # type: ignore[misc, unused-ignore]
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # opt-in by VERL_PLATFORM only, never by auto-detection
+        # Only VERL_PLATFORM chooses this platform, never auto-detection.
+        return False
 
     def current_device(self) -> Any:
-        return "cpu"  # verl passes this to torch.device and .to(), where an index means a GPU
+        # verl passes this to torch.device and .to(), where an index means a GPU.
+        return "cpu"
 
     def device_count(self) -> int:
         return 1

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,17 @@ import torch
 from verl_gdpo.cpu import sampler
 from verl_gdpo.cpu.sampler import Completion, Request
 
-# the place of a request in its batch, and its response
+# The place of a request in its batch, and its response.
 Outcomes = Iterable[tuple[int, Completion | Exception]]
 # Runs a batch; must give an outcome for each request, and ask the given function whether to stop.
 RunBatch = Callable[[Sequence[Request], Callable[[], bool]], Outcomes]
-Waiting = tuple[Request, "asyncio.Future[Completion]"]
+
+
+class Waiting(NamedTuple):
+    """A request, and the future of the event loop that waits for its response."""
+
+    request: Request
+    future: "asyncio.Future[Completion]"
 
 
 @dataclass
@@ -48,10 +54,14 @@ class Batcher:
         if self.max_batch < 1:
             raise ValueError(f"max_batch: got {self.max_batch}, expected at least 1")
         self._waiting: list[Waiting] = []
-        self._running, self._took_s = list[asyncio.Future[Completion]](), 0.0
+        self._running: list[asyncio.Future[Completion]] = []
+        # How long the last batch took.
+        self._took_s = 0.0
         self._worker: asyncio.Task[None] | None = None
-        self._open, self._abort = asyncio.Event(), threading.Event()
+        # Whether batches may start, and whether the running one has to stop: `run` is in a thread.
+        self._open = asyncio.Event()
         self._open.set()
+        self._abort = threading.Event()
         self._hands_back = False
 
     async def submit(self, request: Request) -> Completion:
@@ -59,7 +69,7 @@ class Batcher:
         if self._hands_back:
             return Completion()
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
+        self._waiting.append(Waiting(request, future))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return await future
@@ -77,9 +87,9 @@ class Batcher:
         async with self.idle:
             self._abort.clear()
         if hand_back:
-            waiting, self._waiting = self._waiting, []
-            for _, future in waiting:
-                _settle(future, Completion())
+            for waiting in self._waiting:
+                _settle(waiting.future, Completion())
+            self._waiting = []
         return aborted
 
     def resume(self) -> None:
@@ -93,16 +103,21 @@ class Batcher:
                 await self._open.wait()
                 await self._gather_burst()
                 async with self.idle:
-                    if self._open.is_set():  # an abort may have closed it while we waited
+                    # An abort may have come while we waited.
+                    if self._open.is_set():
                         await self._run_one_batch()
-        except BaseException as error:  # nobody may wait for a worker that is gone
-            for _, future in self._waiting:
-                _settle(future, RuntimeError(f"the rollout's batch worker died: {error!r}"))
+        except BaseException as error:
+            # Nobody may wait for a worker that is gone.
+            for waiting in self._waiting:
+                death = RuntimeError(f"the rollout's batch worker died: {error!r}")
+                _settle(waiting.future, death)
             self._waiting = []
             raise
 
     async def _gather_burst(self) -> None:
-        patience = min(max(1.0, self._took_s), 60.0)  # who misses a long batch waits long
+        """Wait until no request has arrived for a while, or a batch is full."""
+        # A request that misses a long batch waits long for the next one.
+        patience = min(max(1.0, self._took_s), 60.0)
         deadline = time.monotonic() + patience * self.max_wait_s
         counted = 0
         while counted < len(self._waiting) < self.max_batch and time.monotonic() < deadline:
@@ -110,31 +125,43 @@ class Batcher:
             await asyncio.sleep(patience * self.quiet_s)
 
     async def _run_one_batch(self) -> None:
-        waiting = [(r, f) for r, f in self._waiting if not f.done()]  # done: the caller has left
-        batch, self._waiting = waiting[: self.max_batch], waiting[self.max_batch :]
-        self._running, start = [future for _, future in batch], time.monotonic()
+        # A future that is done already has a caller that has left.
+        waiting = [each for each in self._waiting if not each.future.done()]
+        batch = waiting[: self.max_batch]
+        self._waiting = waiting[self.max_batch :]
+        self._running = [each.future for each in batch]
+        start = time.monotonic()
         why = "no response came"
         try:
             await asyncio.to_thread(self._answer, batch, asyncio.get_running_loop())
         except Exception as error:
             why = f"generating a batch of {len(batch)} responses failed: {error!r}"
-        except BaseException:  # cancelled: hand the batch to _work, which fails whoever waits
+        except BaseException:
+            # Cancelled: `_work` gets the batch back, and fails whoever waits.
             self._waiting = batch + self._waiting
             raise
         finally:
-            self._running, self._took_s = [], time.monotonic() - start
-        for _, future in batch:
-            _settle(future, RuntimeError(why))  # which those that came have been already
+            self._running = []
+            self._took_s = time.monotonic() - start
+        # It changes nothing for those whose response has come.
+        for each in batch:
+            _settle(each.future, RuntimeError(why))
 
     def _answer(self, batch: Sequence[Waiting], loop: asyncio.AbstractEventLoop) -> None:
-        for place, outcome in self.run([request for request, _ in batch], self._abort.is_set):
-            loop.call_soon_threadsafe(_settle, batch[place][1], outcome)
+        """Run the batch, in a thread, and hand each response to the event loop as it comes."""
+        requests = [each.request for each in batch]
+        for place, outcome in self.run(requests, self._abort.is_set):
+            loop.call_soon_threadsafe(_settle, batch[place].future, outcome)
 
 
 def _settle(future: "asyncio.Future[Completion]", outcome: Completion | Exception) -> None:
-    if not future.done():
-        give: Any = future.set_result if isinstance(outcome, Completion) else future.set_exception
-        give(outcome)
+    """Give a future its outcome, if it has none yet."""
+    if future.done():
+        return
+    if isinstance(outcome, Completion):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
 
 
 @dataclass
@@ -171,7 +198,9 @@ class Engine:
     def __post_init__(self) -> None:
         self.model = self.model.eval()
         self._vocab_size = int(self.model.get_input_embeddings().weight.shape[0])
+        # How many complete sets of weights have arrived; 0 while there is none.
         self._syncs = 0
+        # {(session, prompt): how many requests there were under the present weights}
         self._seen: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self.batcher = Batcher(self._run, max_batch=self.max_batch)
 
@@ -185,10 +214,13 @@ class Engine:
                 engine then refuses to generate until a complete set of weights has arrived.
         """
         async with self.batcher.idle:
-            synced, self._syncs = self._syncs, 0
+            syncs = self._syncs
+            # If the weights do not fit, there is no complete set, and `generate` refuses.
+            self._syncs = 0
             load_full_state(self.model, state)
-            self._syncs = synced + 1
-            self.global_steps = global_steps if global_steps is not None else self.global_steps
+            self._syncs = syncs + 1
+            if global_steps is not None:
+                self.global_steps = global_steps
             self._seen.clear()
 
     async def generate(
@@ -211,20 +243,26 @@ class Engine:
         params = sampler.parse_sampling_params(
             sampling_params, eos_ids=self.eos_ids, ignore_eos=self.ignore_eos
         )
-        room = self.prompt_length + self.response_length - len(prompt)
-        longest, in_model = min(self.response_length, room), self.max_model_len - len(prompt)
-        max_tokens = sampler.parse_max_tokens(sampling_params, default=longest, room=in_model)
+        in_row = self.prompt_length + self.response_length - len(prompt)
+        max_tokens = sampler.parse_max_tokens(
+            sampling_params,
+            default=min(self.response_length, in_row),
+            room=self.max_model_len - len(prompt),
+        )
         seed = self._seed_of(prompt, sampling_params)
         return await self.batcher.submit(Request(prompt, params, max_tokens, seed))
 
     def _seed_of(self, prompt: tuple[int, ...], options: Mapping[str, Any]) -> int:
         """The request's own seed, or one made of the server's and of what is asked for."""
         if options.get("seed") is not None:
-            entropy: tuple[int, ...] = (options["seed"],)
+            entropy = [options["seed"]]
         else:
-            step = self._syncs if self.global_steps is None else self.global_steps
+            step = self.global_steps
+            if step is None:
+                step = self._syncs
             session = options.get("session", 0)
-            entropy = (self.seed, step, session, self._seen[session, prompt], *prompt)
+            entropy = [self.seed, step, session, self._seen[session, prompt]]
+            entropy.extend(prompt)
             self._seen[session, prompt] += 1
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
@@ -258,7 +296,11 @@ def load_full_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -
     own = dict(model.named_parameters(remove_duplicate=False))
     loaded = {id(own[name]) for name in state if name in own}
     result = model.load_state_dict(state, strict=False)
-    missing = [name for name in result.missing_keys if name in own and id(own[name]) not in loaded]
+    missing = []
+    for name in result.missing_keys:
+        # A buffer may be missing, and so may a parameter that came under another name.
+        if name in own and id(own[name]) not in loaded:
+            missing.append(name)
     if missing or result.unexpected_keys:
         raise ValueError(
             f"the weights do not fit {type(model).__name__}: missing {len(missing)}, e.g. "

