@@ -3,7 +3,7 @@
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from verl_gdpo.tasks import TASK_BY_SOURCE, check_ground_truths
 from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
 from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
 
-LARGE_ROW = 16 << 20  # bytes; a row with a few pictures has less
-READERS = {".parquet": pa.parquet.read_table}
-READERS |= dict.fromkeys((".json", ".jsonl"), pa.json.read_json)
+LARGE_ROW = 16 << 20  # In bytes; a row with a few pictures has less.
+READERS = {
+    ".parquet": pa.parquet.read_table,
+    ".json": pa.json.read_json,
+    ".jsonl": pa.json.read_json,
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class DataRow:
         if not isinstance(self.truth, str):
             return ""
         task = TASK_BY_SOURCE.get(self.source)
-        return task.good_response_of(self.truth, options) if task else self.truth
+        if task is None:
+            return self.truth
+        return task.good_response_of(self.truth, options)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,9 @@ def read_files(config: Any, key: str) -> list[DataFile]:
     files = config.data[key]
     if not files:
         raise ValueError(f"data.{key}={files}: verl needs rows for training and for validation")
-    paths = [str(file) for file in files] if isinstance(files, list | ListConfig) else [str(files)]
+    if not isinstance(files, list | ListConfig):
+        files = [files]
+    paths = [str(file) for file in files]
     if OmegaConf.select(config, "data.custom_cls.path") or any("://" in path for path in paths):
         return []
     read = []
@@ -110,7 +117,8 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
         table = reader(file)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{where} cannot be read: {error}") from error
-    absent = sorted({config.data.prompt_key, "data_source", "reward_model"} - {*table.column_names})
+    needed = {config.data.prompt_key, "data_source", "reward_model"}
+    absent = sorted(needed - set(table.column_names))
     if absent:
         raise ValueError(f"{where} lacks the columns {absent}; it has {table.column_names}")
     if table.num_rows == 0:
@@ -194,10 +202,9 @@ def shared_prompts(
 
     def prompts(files: Sequence[DataFile]) -> PromptReader:
         def read(step: int) -> Iterator[Messages]:
-            rows = (row[key] for file in files for row in rows_of(file.table, key))
-            return islice(rows, 0, None, step)
+            return islice(_column(files, key), 0, None, step)
 
-        return PromptReader(sum(file.table.num_rows for file in files), read)
+        return PromptReader(_count_rows(files), read)
 
     def of_validation(number: int) -> str:
         return row_at(validation, number).label
@@ -212,6 +219,17 @@ def shared_prompts(
     )
 
 
+def _column(files: Sequence[DataFile], name: str) -> Iterator[Any]:
+    """Yield the values of a column in all files, one after the other."""
+    for file in files:
+        for row in rows_of(file.table, name):
+            yield row[name]
+
+
+def _count_rows(files: Sequence[DataFile]) -> int:
+    return sum(file.table.num_rows for file in files)
+
+
 def row_at(files: Sequence[DataFile], number: int) -> DataRow:
     """Return a row by its number in all files, one after the other."""
     for file in files:
@@ -223,24 +241,32 @@ def row_at(files: Sequence[DataFile], number: int) -> DataRow:
 
 def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list[str]:
     """A remark on each file of `data.<key>` with equal or empty prompts, or without truths."""
-    remarks, column = [], config.data.prompt_key
+    remarks = []
+    column = config.data.prompt_key
     for file in files:
-        texts, has_text, truths = [], [], []  # as numbers, which take less memory
+        # Numbers take less memory than the texts.
+        hashes = []
+        is_empty = []
+        has_no_truth = []
         for row in rows_of(file.table, column, "reward_model"):
-            asked = (part["content"] for part in row[column] if part["role"] != "system")
-            has_text.append(any(str(content).strip() for content in asked))
             # The system message counts too: tools may stand in it, and differ.
-            texts.append(hash(str(row[column])))
-            truths.append((row["reward_model"] or {}).get("ground_truth"))
+            hashes.append(hash(str(row[column])))
+            asked = (part["content"] for part in row[column] if part["role"] != "system")
+            is_empty.append(not any(str(content).strip() for content in asked))
+            truth = (row["reward_model"] or {}).get("ground_truth")
+            has_no_truth.append(truth in (None, "", []))
         table = {
-            "prompts are the same as an earlier one": pd.Series(texts).duplicated(),
-            "prompts are empty": np.logical_not(has_text),
-            "rows have no ground truth": [truth in (None, "", []) for truth in truths],
+            "prompts are the same as an earlier one": pd.Series(hashes).duplicated(),
+            "prompts are empty": is_empty,
+            "rows have no ground truth": has_no_truth,
         }
         for what, flags in table.items():
-            for first in np.flatnonzero(flags)[:1].tolist():
-                count = f"{np.count_nonzero(flags)} of {len(texts)}"
-                remarks.append(f"data.{key}: {count} {what}, such as {file.row(first).label}")
+            places = np.flatnonzero(flags)
+            if len(places) > 0:
+                first = file.row(int(places[0]))
+                remarks.append(
+                    f"data.{key}: {len(places)} of {len(hashes)} {what}, such as {first.label}"
+                )
     return remarks
 
 
@@ -286,9 +312,9 @@ def pick_rows(
     training: Sequence[DataFile], validation: Sequence[DataFile], count: int
 ) -> list[DataRow]:
     """Return `count` evenly spread training rows, and one row of each other data source."""
-    total = sum(file.table.num_rows for file in training)
+    total = _count_rows(training)
     rows = [row_at(training, number) for number in evenly(total, count)]
-    for file in (*training, *validation):
+    for file in chain(training, validation):
         sources = file.sources
         for source in dict.fromkeys(sources):
             if source not in [row.source for row in rows]:
@@ -302,11 +328,16 @@ def read_responses(path: Path, training: Sequence[DataFile]) -> Responses:
     Raises:
         ValueError: a line is not {response: text, row: number of a training row, or nothing}.
     """
-    total, responses = sum(file.table.num_rows for file in training), []
+    total = _count_rows(training)
+    responses: list[tuple[DataRow | None, str]] = []
     for line in READERS[path.suffix](path).to_pylist():
-        text, number = line.get("response"), line.get("row")
+        text = line.get("response")
+        number = line.get("row")
         if not isinstance(text, str) or not (number is None or number in range(total)):
             form = f"{{response: text}}, and row: 0 to {total - 1} if it belongs to a row"
             raise ValueError(f"--responses {path}: got {reprlib.repr(line)}; expected {form}")
-        responses.append((None if number is None else row_at(training, number), text))
+        row = None
+        if number is not None:
+            row = row_at(training, number)
+        responses.append((row, text))
     return responses

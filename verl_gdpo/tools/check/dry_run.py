@@ -34,16 +34,17 @@ from verl_gdpo.tools.check.data_files import DataRow, Responses
 from verl_gdpo.tools.check.output import message_of
 from verl_gdpo.tools.check.verl_questions import make_reward_manager, one_rollout
 
-FIRST_STEP = 1  # verl counts its training steps from 1
-NO_SERVER = "127.0.0.1:9"  # in place of the reward model's router; it refuses connections
+FIRST_STEP = 1  # verl counts its training steps from 1.
+NO_SERVER = "127.0.0.1:9"  # It stands for the reward model's router, and refuses connections.
 THREAD_NAME = "verl-gdpo check"
-MOST_KINDS = 3  # of failures that are told of a data source
-AT_ONCE = 16  # calls of a reward function that is not async; verl's workers make about as many
+MOST_KINDS = 3  # So many kinds of failures are told of a data source.
+# So many calls of a reward function that is not async; verl's workers make about as many.
+AT_ONCE = 16
 
-OUR_MANAGER = "reward manager gdpo, "  # how the messages of `scorer_calls.describe` begin
-END = 0  # the end-of-turn token
+OUR_MANAGER = "reward manager gdpo, "  # The messages of `scorer_calls.describe` begin with it.
+END = 0  # The end-of-turn token.
 TOKENS = re.compile(r" ?\w{1,8}|\W{1,4}")
-RIGHT = "ground truth"  # a kind of response
+RIGHT = "ground truth"  # A kind of response.
 THINK = "<think>"
 FILLER = " let us look at this once more"
 
@@ -98,10 +99,14 @@ class Words:
         self._texts: dict[str, int] = {"": END}
 
     def encode(self, text: str) -> list[int]:
-        return [*(self._texts.setdefault(t, len(self._texts)) for t in TOKENS.findall(text)), END]
+        ids = []
+        for token in TOKENS.findall(text):
+            ids.append(self._texts.setdefault(token, len(self._texts)))
+        ids.append(END)
+        return ids
 
     def decode(self, ids: Any, **_options: Any) -> str:
-        texts = [*self._texts]
+        texts = list(self._texts)
         return "".join(texts[int(i)] for i in ids)
 
 
@@ -112,8 +117,9 @@ class DaemonThreads(ThreadPoolExecutor):
     """Threads for which Python does not wait at its exit: a reward function may never return."""
 
     def __init__(self, at_once: int | None = None) -> None:
-        super().__init__(at_once or AT_ONCE)
-        self._room = threading.Semaphore(at_once or AT_ONCE)
+        threads = at_once or AT_ONCE
+        super().__init__(threads)
+        self._room = threading.Semaphore(threads)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -140,10 +146,11 @@ def score_rows(config: Any, rows: Sequence[DataRow], seconds: float, more: Respo
     Raises:
         ValueError: the configured reward manager or function does not exist.
     """
-    rows = [*rows, *(row for row, _ in more if row)]
-    samples = make_samples(config, rows, more)
+    all_rows = list(rows)
+    all_rows.extend(row for row, _ in more if row)
+    samples = make_samples(config, all_rows, more)
     repeated = _samples_to_repeat(config, samples)
-    answers = _answers(config, rows, samples + repeated, seconds)
+    answers = _answers(config, all_rows, samples + repeated, seconds)
     first = _dry_run(samples, answers[: len(samples)], seconds)
     again = _dry_run(repeated, answers[len(samples) :], seconds)
     return replace(first, again=again)
@@ -175,7 +182,9 @@ def _dry_run(samples: Sequence[Sample], answers: Sequence[Any], seconds: float) 
     # {data source: {kind of failure: the failures}}
     failures: dict[str, dict[str, list[str]]] = {sample.source: {} for sample in late}
     for sample, answer in zip(samples, answers, strict=True):
-        reason = "" if answer is None else _why_unusable(answer)
+        if answer is None:
+            continue
+        reason = _why_unusable(answer)
         if reason:
             of_source = failures.setdefault(sample.source, {})
             of_source.setdefault(_kind(reason), []).append(f"{sample.label}: {reason}")
@@ -210,14 +219,15 @@ def _answers(
     Whatever fails here is an answer too, because None is told as a slow reward function.
     It runs in a thread, because nothing can stop a function that blocks its event loop.
     """
-    # never removed, because a late answer is logged after this function ends
+    # It is never removed, because a late answer is logged after this function ends.
     hides = "verl_gdpo.hooks.reward_manager"
     logging.getLogger(hides).addFilter(lambda record: record.threadName != THREAD_NAME)
     # (the place of a sample, None for all that are still missing; its answer)
     arrived: SimpleQueue[tuple[int | None, Any]] = SimpleQueue()
     loop = asyncio.new_event_loop()
     loop.set_default_executor(DaemonThreads())
-    asyncio.set_event_loop(loop)  # which verl's managers take
+    # verl's managers take the loop of their thread.
+    asyncio.set_event_loop(loop)
     try:
         manager = _load_manager(deepcopy(config))
     except BaseException:
@@ -227,8 +237,12 @@ def _answers(
         asyncio.set_event_loop(None)
 
     async def score(place: int, sample: Sample) -> None:
-        row, prompt = rows[sample.row].fields, config.data.prompt_key
-        columns = {"raw_prompt": row[prompt], "uid": sample.uid, "global_steps": FIRST_STEP}
+        row = rows[sample.row].fields
+        columns = {
+            "raw_prompt": row[config.data.prompt_key],
+            "uid": sample.uid,
+            "global_steps": FIRST_STEP,
+        }
         # As our part of verl's agent loop workers does, which runs with our manager alone.
         if function_list.tells_validation_apart(config):
             columns["tool_extra_fields"] = {IS_VALIDATION: rows[sample.row].is_validation}
@@ -238,12 +252,14 @@ def _answers(
             if not isinstance(answer, Mapping):
                 got = reprlib.repr(answer)
                 answer = ValueError(f"run_single returned {got}; expected {{reward_score: ...}}")
-        except BaseException as error:  # SystemExit would end the loop
+        except BaseException as error:
+            # SystemExit would end the loop.
             answer = error
         arrived.put((place, answer))
 
     async def score_all() -> None:
-        await asyncio.gather(*(score(place, each) for place, each in enumerate(samples)))
+        calls = [score(place, sample) for place, sample in enumerate(samples)]
+        await asyncio.gather(*calls)
 
     def run() -> None:
         try:
@@ -281,14 +297,16 @@ def _load_manager(config: Any) -> Any:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         reward = config.reward
         message = message_of(error)
-        if not message.startswith("reward."):  # verl's messages name no key, and ours do
+        # Our messages name their key, and verl's do not.
+        if not message.startswith("reward."):
             message = (
                 f"reward.reward_manager.name={reward.reward_manager.name}, "
                 f"reward.custom_reward_function.path={reward.custom_reward_function.path}: "
                 f"{message}"
             )
         raise ValueError(message) from error
-    manager.threads_at_once = AT_ONCE  # of ours; others take the loop's
+    # Our manager has threads of its own; others take the loop's.
+    manager.threads_at_once = AT_ONCE
     return manager
 
 
@@ -300,18 +318,28 @@ def _why_unusable(answer: Any) -> str:
             "need. With reward.reward_manager.name=gdpo, its numbers are the rewards"
         )
     if isinstance(answer, BaseException):
-        # our manager's message names the cause already
-        text = str(answer) if str(answer).startswith(OUR_MANAGER) else message_of(answer)
-        for name in ("response_tokens", "generated_tokens"):
-            if name in text:
-                text += f". Only reward.reward_manager.name=gdpo passes extra_info[{name!r}]"
-    elif not (text := answer.get("reward_extra_info", {}).get(ERROR_KEY, "")):
-        try:  # verl's own managers pass on what verl cannot train on
-            is_none = value_or_error(answer["reward_score"]) is None
-            text = "is None; expected a number" if is_none else ""
-        except ValueError as error:
-            text = str(error)
-        text = text and f"the score {text}"
+        return _what_was_raised(answer)
+    reported: str = answer.get("reward_extra_info", {}).get(ERROR_KEY, "")
+    if reported:
+        return reported
+    # verl's own managers pass on what verl cannot train on.
+    try:
+        value = value_or_error(answer["reward_score"])
+    except ValueError as error:
+        return f"the score {error}"
+    if value is None:
+        return "the score is None; expected a number"
+    return ""
+
+
+def _what_was_raised(error: BaseException) -> str:
+    text = str(error)
+    # Our manager's message names the cause already.
+    if not text.startswith(OUR_MANAGER):
+        text = message_of(error)
+    for name in ("response_tokens", "generated_tokens"):
+        if name in text:
+            text += f". Only reward.reward_manager.name=gdpo passes extra_info[{name!r}]"
     return text
 
 
@@ -321,12 +349,15 @@ def make_samples(config: Any, rows: Sequence[DataRow], more: Responses) -> list[
     options = _options_of_scorers(config)
     for number, row in enumerate(rows):
         truth = row.good_response(options)
-        answer = truth if row.source in TASK_BY_SOURCE else _in_usual_forms(truth)
-        responses = made_up_responses(truth, answer, config.data.max_response_length)
-        if row.source not in TASK_BY_SOURCE:
+        limit = config.data.max_response_length
+        if row.source in TASK_BY_SOURCE:
+            responses = made_up_responses(truth, truth, limit)
+        else:
+            responses = made_up_responses(truth, _in_usual_forms(truth), limit)
             responses |= as_json_answers(row.truth)
-        tried = [text for of, text in more if of in (None, row)]
-        responses |= {f"{place} of --responses": text for place, text in enumerate(tried, 1)}
+        tried = [text for row_of_text, text in more if row_of_text in (None, row)]
+        for place, text in enumerate(tried, 1):
+            responses[f"{place} of --responses"] = text
         for kind, response in responses.items():
             label = f"{row.label}, response {kind!r}"
             samples.append(Sample(number, kind, response, label, row.source))
@@ -351,11 +382,16 @@ def made_up_responses(truth: str, answer: str, limit: int) -> dict[str, str]:
         limit: the longest response in tokens.
     """
     middle = len(truth) // 2
-    changed = "#" if truth[middle : middle + 1] != "#" else "_"
+    one_off = ""
+    if truth:
+        other = "#"
+        if truth[middle] == "#":
+            other = "_"
+        one_off = truth[:middle] + other + truth[middle + 1 :]
     candidates = {
         RIGHT: truth,
         "in usual forms": answer,
-        "one character off": truth and truth[:middle] + changed + truth[middle + 1 :],
+        "one character off": one_off,
         "cut in half": truth[:middle],
         "without tags": re.sub(r"</?\w+>", "", truth),
         "garbage": "?" * 8,
@@ -365,22 +401,28 @@ def made_up_responses(truth: str, answer: str, limit: int) -> dict[str, str]:
     for kind, response in candidates.items():
         if response and response not in kinds.values():
             kinds[kind] = response
-    return {**kinds, "empty": ""}
+    kinds["empty"] = ""
+    return kinds
 
 
 def as_json_answers(truth: Any) -> dict[str, str]:
     """Return {kind: response} of a ground truth as JSON, alone and in a block of code."""
     if truth in (None, ""):
         return {}
-    answer = json.dumps({"answer": truth} if isinstance(truth, str) else truth, default=str)
+    fields = truth
+    if isinstance(truth, str):
+        fields = {"answer": truth}
+    answer = json.dumps(fields, default=str)
     return {"as JSON": answer, "as JSON in a code block": f"```json\n{answer}\n```"}
 
 
 def _lengthened(answer: str, limit: int) -> str:
     """The answer after as many thoughts as there is room for."""
     room = max(limit - len(WORDS.encode(answer)), 0)
-    # thoughts before the tag would break a format
-    place = answer.find(THINK) + len(THINK) if THINK in answer else 0
+    # Thoughts before the tag would break a format.
+    place = 0
+    if THINK in answer:
+        place = answer.find(THINK) + len(THINK)
     filler = TOKENS.findall(FILLER)
     words = (filler * (room // len(filler) + 1))[:room]
     return answer[:place] + "".join(words) + answer[place:]

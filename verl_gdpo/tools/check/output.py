@@ -18,7 +18,7 @@ from verl_gdpo.terminal import coloured, line_of_code, wrapped
 T = TypeVar("T")
 Texts = str | Sequence[str] | None
 
-# exceptions with clear messages; any other exception is shown with its type and its line
+# Exceptions with clear messages; any other exception is shown with its type and its line.
 SPEAKING = (
     ValueError,
     AssertionError,
@@ -28,7 +28,7 @@ SPEAKING = (
     RewardError,
 )
 INDENT = " " * 7
-# of a module that is missing here
+# What is said of a module that is missing here.
 MAY_BE_THERE = "What needs it was not checked: it may be where the run is"
 COLOURS = {"problem": "red", "warning": "yellow", "note": "grey"}
 
@@ -102,13 +102,16 @@ class Output:
 
         They are not wrapped, because a line that a user shall paste may stand in one.
         """
-        problems = list(dict.fromkeys(self.problems))  # verl and we may say the same
+        # verl and we may say the same.
+        problems = list(dict.fromkeys(self.problems))
         if not problems:
             return
         for text in problems:
             lines = f"\n{INDENT}".join(text.strip().splitlines())
             print(f"verl-gdpo check: {_label('problem', err)} {lines}", file=err)
-        count = f"{len(problems)} problem" + "s" * (len(problems) > 1)
+        count = f"{len(problems)} problems"
+        if len(problems) == 1:
+            count = "1 problem"
         print(f"verl-gdpo check: {count}{self._counted_warnings()}{remark}", file=err)
 
     def _counted_warnings(self) -> str:
@@ -125,8 +128,10 @@ def missing_module(error: BaseException | None) -> str | None:
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             package = error.name.partition(".")[0]
-            # A module that its package lacks is misspelt.
-            return None if find_spec(package) else package
+            if find_spec(package):
+                # A module that its package lacks is misspelt.
+                return None
+            return package
         error = error.__cause__ or error.__context__
     return None
 
@@ -159,10 +164,12 @@ def message_of(error: BaseException) -> str:
         return f"{key}: {message_of(error.__cause__)}"
     if isinstance(error, SPEAKING) and str(error):
         return str(error)
-    # if a file could not be loaded, the exception's cause has the reason
+    # If a file could not be loaded, the exception's cause has the reason.
     reason = error.__cause__ or error
     frames = traceback.extract_tb(reason.__traceback__)
     place = f"{type(reason).__name__}: {str(reason) or frames[-1].line} [{line_of_code(frames)}]"
     if isinstance(reason, SystemExit | KeyboardInterrupt):
         place += ". This would end the process in a training too"
-    return place if reason is error else f"{error}: {place}"
+    if reason is error:
+        return place
+    return f"{error}: {place}"

@@ -18,24 +18,42 @@ from verl_gdpo.hooks import configuration
 from verl_gdpo.tools.check import verl_questions
 from verl_gdpo.tools.check.output import message_of
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOWEST: dict[str, float] = dict.fromkeys(  # of what has to be a number
-    (
-        *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length"),
-        *(f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n", f"{ROLLOUT}.val_kwargs.n"),
-        *(f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.data_parallel_size"),
-        *("reward.num_workers", "trainer.n_gpus_per_node", "trainer.nnodes"),
-    ),
-    1,
-)
-CLIPS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
-FROM_0 = [f"{ACTOR}.{key}" for key in ("optim.lr", "ppo_epochs", *CLIPS, "kl_loss_coef")]
-FROM_0 += [f"{ROLLOUT}.temperature", "trainer.total_epochs", "trainer.critic_warmup"]
-LOWEST |= dict.fromkeys(FROM_0, 0)
-# engines refuse more once the model is loaded, and a learning rate above 1 is hardly meant
-SHARES = [f"{ROLLOUT}.{key}" for key in ("top_p", "val_kwargs.top_p", "gpu_memory_utilization")]
-LOWEST |= dict.fromkeys(SHARES, 0.001)
-HIGHEST = dict.fromkeys([*SHARES, f"{ACTOR}.optim.lr"], 1)
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+# Keys whose value has to be a number, and the lowest one.
+LOWEST: dict[str, float] = {
+    "data.train_batch_size": 1,
+    "data.max_prompt_length": 1,
+    "data.max_response_length": 1,
+    f"{ACTOR}.ppo_mini_batch_size": 1,
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+    f"{ROLLOUT}.tensor_model_parallel_size": 1,
+    f"{ROLLOUT}.data_parallel_size": 1,
+    "reward.num_workers": 1,
+    "trainer.n_gpus_per_node": 1,
+    "trainer.nnodes": 1,
+    f"{ACTOR}.optim.lr": 0,
+    f"{ACTOR}.ppo_epochs": 0,
+    f"{ACTOR}.clip_ratio": 0,
+    f"{ACTOR}.clip_ratio_low": 0,
+    f"{ACTOR}.clip_ratio_high": 0,
+    f"{ACTOR}.kl_loss_coef": 0,
+    f"{ROLLOUT}.temperature": 0,
+    "trainer.total_epochs": 0,
+    "trainer.critic_warmup": 0,
+    # Of shares, engines refuse more once the model is loaded.
+    f"{ROLLOUT}.top_p": 0.001,
+    f"{ROLLOUT}.val_kwargs.top_p": 0.001,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.001,
+}
+HIGHEST = {
+    f"{ROLLOUT}.top_p": 1,
+    f"{ROLLOUT}.val_kwargs.top_p": 1,
+    f"{ROLLOUT}.gpu_memory_utilization": 1,
+    # A learning rate above 1 is hardly meant.
+    f"{ACTOR}.optim.lr": 1,
+}
 NAMED = (
     "algorithm.adv_estimator",
     f"{ACTOR}.policy_loss.loss_mode",
@@ -46,12 +64,20 @@ NAMED = (
     "trainer.logger",
     "trainer.resume_mode",
 )
-# what they do with one response; `configuration.py` refuses it with gdpo
-ALONE = dict.fromkeys(("grpo", "grpo_vectorized", "rloo", "opo"), "its advantage is its score")
-ALONE |= {"rloo_vectorized": "its advantage is 0", "grpo_passk": "verl stops at the first step"}
+# What estimators do with one response; `configuration.py` refuses it with gdpo.
+ALONE = {
+    "grpo": "its advantage is its score",
+    "grpo_vectorized": "its advantage is its score",
+    "rloo": "its advantage is its score",
+    "opo": "its advantage is its score",
+    "rloo_vectorized": "its advantage is 0",
+    "grpo_passk": "verl stops at the first step",
+}
 LARGE_RATE = 0.01
-# they compare the responses to one prompt; others have a baseline of another kind
+# They compare the responses to one prompt; others have a baseline of another kind.
 COMPARING = ("gdpo", *ALONE)
+# A sentence, and whether it is true of a configuration.
+Sentence = tuple[bool, str]
 
 
 def unusable_values(config: Any, defaults: Any) -> dict[str, str]:
@@ -62,12 +88,15 @@ def unusable_values(config: Any, defaults: Any) -> dict[str, str]:
     """
     wrong = verl_questions.wrong_types(config, defaults)
     for key, lowest in LOWEST.items():
-        value, most = OmegaConf.select(config, key), HIGHEST.get(key, sys.float_info.max)
+        value = OmegaConf.select(config, key)
         if value is None and key in verl_questions.MAY_BE_NULL:
             continue
-        if type(value) not in (int, float) or not lowest <= value <= most:  # NaN is not
-            end = f", up to {most}" if key in HIGHEST else ""
-            wrong[key] = f"expected a number of {lowest} or more{end}"
+        highest = HIGHEST.get(key, sys.float_info.max)
+        # NaN is not between them.
+        if type(value) not in (int, float) or not lowest <= value <= highest:
+            wrong[key] = f"expected a number of {lowest} or more"
+            if key in HIGHEST:
+                wrong[key] += f", up to {highest}"
     return wrong
 
 
@@ -89,19 +118,25 @@ def with_defaults(config: Any, defaults: Any, keys: Iterable[str]) -> Any:
 
 def broken_rules(config: Any) -> list[str]:
     """A sentence for each rule that the configuration breaks."""
-    table = _what_does_not_fit(config)
+    table = []
     if not validates_only(config):
-        table = [*_what_trains_nothing(config), *table]
+        table.extend(_what_trains_nothing(config))
+    table.extend(_token_budgets(config))
+    table.extend(_what_does_not_fit(config))
     return _true_ones(table, config)
 
 
-def _true_ones(table: Iterable[tuple[bool, str]], config: Any) -> list[str]:
+def _true_ones(table: Iterable[Sentence], config: Any) -> list[str]:
     """The sentences that are true, with KEY=VALUE in the place of each [KEY]."""
 
     def with_value(match: re.Match[str]) -> str:
         return f"{match[1]}={OmegaConf.select(config, match[1])}"
 
-    return [re.sub(r"\[([\w.]+)\]", with_value, text) for is_true, text in table if is_true]
+    sentences = []
+    for is_true, text in table:
+        if is_true:
+            sentences.append(re.sub(r"\[([\w.]+)\]", with_value, text))
+    return sentences
 
 
 def validates_only(config: Any) -> bool:
@@ -109,8 +144,9 @@ def validates_only(config: Any) -> bool:
     return bool(config.trainer.val_only and config.trainer.val_before_train)
 
 
-def _what_trains_nothing(config: Any) -> list[tuple[bool, str]]:
-    actor, steps = config.actor_rollout_ref.actor, config.trainer.total_training_steps
+def _what_trains_nothing(config: Any) -> list[Sentence]:
+    actor = config.actor_rollout_ref.actor
+    steps = config.trainer.total_training_steps
     is_greedy = config.actor_rollout_ref.rollout.temperature <= 0
     estimator = config.algorithm.adv_estimator
     nothing = "nothing would be trained"
@@ -127,44 +163,68 @@ def _what_trains_nothing(config: Any) -> list[tuple[bool, str]]:
     ]
 
 
-def _what_does_not_fit(config: Any) -> list[tuple[bool, str]]:
-    data, actor = config.data, config.actor_rollout_ref.actor
+def _is_fsdp(config: Any) -> bool:
+    return "fsdp_config" in config.actor_rollout_ref.actor
+
+
+def _gpus_of_a_sequence(config: Any) -> int:
+    """Return how many GPUs share one sequence; 1 for another engine than FSDP."""
+    actor = config.actor_rollout_ref.actor
+    if not _is_fsdp(config):
+        return 1
+    of_engine = actor.fsdp_config.ulysses_sequence_parallel_size
+    size: int = max(actor.ulysses_sequence_parallel_size, of_engine)
+    return size
+
+
+def _token_budgets(config: Any) -> list[Sentence]:
+    """Compare the budgets of dynamic micro-batches with the longest row."""
+    actor = config.actor_rollout_ref.actor
+    rollout = config.actor_rollout_ref.rollout
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    budgets = {}
+    # The rollout's budget follows the actor's, unless it is given.
+    if rollout.log_prob_max_token_len_per_gpu != actor.ppo_max_token_len_per_gpu:
+        budgets[f"{ROLLOUT}.log_prob_max_token_len_per_gpu"] = (
+            rollout.log_prob_max_token_len_per_gpu
+        )
+    budgets[f"{ACTOR}.ppo_max_token_len_per_gpu"] = actor.ppo_max_token_len_per_gpu
+    if not _is_fsdp(config) or not actor.use_dynamic_bsz:
+        return []
+    table = []
+    for key, tokens in budgets.items():
+        is_too_small = tokens * _gpus_of_a_sequence(config) < longest
+        text = (
+            f"[{key}]: a micro-batch has to hold the longest row, which may have {longest} "
+            "tokens ([data.max_prompt_length] and [data.max_response_length]); verl stops at "
+            "a row that is longer"
+        )
+        table.append((is_too_small, text))
+    return table
+
+
+def _what_does_not_fit(config: Any) -> list[Sentence]:
+    data = config.data
+    actor = config.actor_rollout_ref.actor
     rollout = config.actor_rollout_ref.rollout
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
     for_one = rollout.tensor_model_parallel_size * rollout.data_parallel_size
     for_one *= rollout.pipeline_model_parallel_size
-    split = 1
-    if is_fsdp := "fsdp_config" in actor:
-        of_engine = actor.fsdp_config.ulysses_sequence_parallel_size
-        split = max(actor.ulysses_sequence_parallel_size, of_engine)
-    ranks, samples = max(gpus // split, 1), actor.ppo_mini_batch_size * rollout.n
-    longest = data.max_prompt_length + data.max_response_length
-    budgets = {  # the first follows the second, unless it is given
-        rollout.log_prob_max_token_len_per_gpu: f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
-        actor.ppo_max_token_len_per_gpu: f"{ACTOR}.ppo_max_token_len_per_gpu",
-    }
+    ranks = max(gpus // _gpus_of_a_sequence(config), 1)
+    samples = actor.ppo_mini_batch_size * rollout.n
     return [
-        *(
-            (
-                is_fsdp and actor.use_dynamic_bsz and tokens * split < longest,
-                f"[{key}]: a micro-batch has to hold the longest row, which may have {longest} "
-                "tokens ([data.max_prompt_length] and [data.max_response_length]); verl stops at "
-                "a row that is longer",
-            )
-            for tokens, key in budgets.items()
-        ),
         (
             gpus % for_one != 0,
             f"[{ROLLOUT}.tensor_model_parallel_size]: an engine takes {for_one} GPUs, and the run "
             f"has {gpus}, which is no multiple of that",
         ),
         (
-            is_fsdp and samples % ranks != 0,
+            _is_fsdp(config) and samples % ranks != 0,
             f"[{ACTOR}.ppo_mini_batch_size] with [{ROLLOUT}.n]: {samples} samples cannot be shared "
             f"equally by {ranks} GPUs",
         ),
         (
-            # V1 trainers pad a batch to whole mini-batches
+            # V1 trainers pad a batch to whole mini-batches.
             not config.trainer.get("use_v1", False)
             and data.train_batch_size % actor.ppo_mini_batch_size != 0,
             f"[data.train_batch_size] with [{ACTOR}.ppo_mini_batch_size]: verl's legacy trainer "
@@ -175,25 +235,27 @@ def _what_does_not_fit(config: Any) -> list[tuple[bool, str]]:
 
 def unknown_names(config: Any) -> list[str]:
     """A sentence for each name that verl does not know."""
-    # the file of `agent_loop_config_path` names more
+    # The file of `agent_loop_config_path` names more.
     has_loops = config.actor_rollout_ref.rollout.agent.get("agent_loop_config_path")
     problems = []
     for key in NAMED:
         if has_loops and key.endswith("agent_loop"):
             continue
-        value, known = OmegaConf.select(config, key), verl_questions.known_names(key)
-        names = map(str, value if isinstance(value, ListConfig) else [value])
-        problems += [
-            f"{key}={name}: unknown to verl{hint(name, known)}"
-            for name in names
-            if name not in known
-        ]
+        value = OmegaConf.select(config, key)
+        names = [value]
+        if isinstance(value, ListConfig):
+            names = list(value)
+        known = verl_questions.known_names(key)
+        for name in map(str, names):
+            if name not in known:
+                problems.append(f"{key}={name}: unknown to verl{hint(name, known)}")
     return problems
 
 
 def hardly_meant(config: Any) -> list[str]:
     """Remarks about what a run would do, if that is likely not meant."""
-    estimator, rollout = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout
+    estimator = config.algorithm.adv_estimator
+    rollout = config.actor_rollout_ref.rollout
     is_cut = rollout.top_p != 1 or rollout.top_k not in (-1, 0)
     rest = config.data.train_batch_size % config.actor_rollout_ref.actor.ppo_mini_batch_size
     table = [
@@ -242,13 +304,15 @@ def paid_failures(config: Any, settings: GdpoSettings) -> list[str]:
 
 def weights_end(settings: GdpoSettings, steps: int) -> None:
     """Raise ValueError if no reward has a weight in the last of so many steps."""
-    if settings.rewards and not any(settings.terms.weights_at(steps).values()):
+    if not settings.rewards:
+        return
+    if not any(settings.terms.weights_at(steps).values()):
         raise ValueError(
             "algorithm.gdpo.rewards: all weights are 0 from step "
             f"{settings.terms.silent_step(steps)} on, and the run has {steps} steps. Give one of "
             "them another schedule, or end the run before"
         )
-    for name, term in settings.rewards.items() if settings.rewards else ():
+    for name, term in settings.rewards.items():
         first = min(term.weights)
         if first > steps and len(set(term.weights.values())) > 1:
             raise ValueError(
