@@ -216,7 +216,7 @@ def sample(
     device = model.get_input_embeddings().weight.device
     most = max(request.max_tokens for request in requests)
 
-    # The first pass has a row for each prompt, the later ones have a row for each request.
+    # The first pass has a row for each prompt, and the later ones have one for each request.
     prompt_of_request = [tuple(request.prompt_ids) for request in requests]
     prompts = list(dict.fromkeys(prompt_of_request))
     row_of_prompt = {prompt: row for row, prompt in enumerate(prompts)}

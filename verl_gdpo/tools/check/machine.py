@@ -140,9 +140,12 @@ def _bytes_of_weights(config: Any) -> int:
 
 def check_gpus(config: Any) -> None:
     """Raise ValueError if a run on `trainer.device=cuda` has too few GPUs here."""
-    wanted, count = config.trainer.n_gpus_per_node, torch.cuda.device_count()
+    wanted = config.trainer.n_gpus_per_node
+    count = torch.cuda.device_count()
     if config.trainer.device == "cuda" and count < wanted:
-        build = "" if torch.version.cuda else f" (torch {torch.__version__} is without CUDA)"
+        build = ""
+        if not torch.version.cuda:
+            build = f" (torch {torch.__version__} is without CUDA)"
         raise ValueError(
             f"trainer.n_gpus_per_node={wanted}, but {count} GPUs are here{build}. If the run will "
             "be on another machine: --elsewhere. Our recipes run without a GPU: hardware=cpu and "
@@ -285,7 +288,10 @@ def count_steps(config: Any, row_count: int) -> Steps:
 def _look_at_finished_steps(config: Any, count: int, steps: Steps) -> None:
     """Add after which step verl goes on, which may be the last one."""
     folder = Path(str(config.trainer.default_local_dir))
-    if config.trainer.resume_mode != "auto" or not (newest := whole_checkpoint(folder)):
+    if config.trainer.resume_mode != "auto":
+        return
+    newest = whole_checkpoint(folder)
+    if not newest:
         return
     done = step_of(newest.name)
     if done >= count:

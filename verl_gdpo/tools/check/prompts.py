@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 from verl_gdpo.tools.check.data_files import DataFile, DataRow, evenly
 from verl_gdpo.tools.check.verl_questions import count_tokens, tool_schemas
 
-MOST_ROWS = 1000  # of a file, evenly spread: this takes a second, where 50,000 rows take a minute
+# So many rows of a file are counted, evenly spread: it takes a second, where 50,000 take a minute.
+MOST_ROWS = 1000
 # What a tokenizer may lack, by whether verl can pad with its tokens.
 LACKS = {
     False: "neither an eos_token nor a pad_token: name the token that ends an answer as eos_token "
@@ -210,7 +211,10 @@ def unusable_prompts(
         longer = of_file.count_longer(limit)
         of_file_left = of_file.rows_in_file(len(of_file.tokens) - unwritten - longer)
         whole += of_file_left
-        left += of_file_left if drops else of_file.file.table.num_rows
+        if drops:
+            left += of_file_left
+        else:
+            left += of_file.file.table.num_rows
         longest = max(longest, of_file.longest)
         if unwritten:
             remarks.append(_unwritten(key, prompts, of_file))
@@ -235,20 +239,23 @@ def unusable_prompts(
 
 
 def _too_long(key: str, prompts: RunPrompts, lengths: Lengths, longer: int) -> str:
-    config, file = prompts.config, lengths.file
+    config = prompts.config
+    file = lengths.file
     of_tools = ""
     if prompts.tools:
-        row = lengths.file.row(lengths.places[lengths.tokens.index(lengths.longest)])
+        row = file.row(lengths.places[lengths.tokens.index(lengths.longest)])
         of_tools = (
             f", of which the schemas of {len(prompts.tools)} tools take "
             f"{prompts.tokens_of_tools(row)}"
         )
-    drops = config.data.get("filter_overlong_prompts", False)
+    what_verl_does = "cuts off their beginnings"
+    if config.data.get("filter_overlong_prompts", False):
+        what_verl_does = "leaves them out"
     return (
         f"data.{key}: {lengths.about}{lengths.rows_in_file(longer)} of {file.table.num_rows} "
         f"prompts in {file.path} are longer than data.max_prompt_length="
         f"{config.data.max_prompt_length} tokens (longest: {lengths.longest}{of_tools}); "
-        f"verl {'leaves them out' if drops else 'cuts off their beginnings'}"
+        f"verl {what_verl_does}"
     )
 
 
@@ -260,12 +267,13 @@ def _unwritten(key: str, prompts: RunPrompts, lengths: Lengths) -> str:
         reason = "in the filter of verl's dataset alone"
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-    drops = prompts.config.data.get("filter_overlong_prompts", False)
+    what_follows = "their rollouts would fail"
+    if prompts.config.data.get("filter_overlong_prompts", False):
+        what_follows = "verl leaves them out"
     unwritten = lengths.rows_in_file(lengths.tokens.count(None))
     return (
         f"data.{key}: {lengths.about}{unwritten} of {lengths.file.table.num_rows} prompts cannot "
-        f"be written by the chat template, such as {row.label} ({reason}); "
-        f"{'verl leaves them out' if drops else 'their rollouts would fail'}"
+        f"be written by the chat template, such as {row.label} ({reason}); {what_follows}"
     )
 
 

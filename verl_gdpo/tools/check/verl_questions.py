@@ -35,12 +35,16 @@ from verl_gdpo.hooks.extend import load_all
 VERSION: str = verl.__version__
 ACTOR = "actor_rollout_ref.actor"
 KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
-# verl's default is null, so that no type is written anywhere
-SIZES = ("data.gen_batch_size", "data.val_batch_size", "trainer.total_training_steps")
-OF_NULL = dict.fromkeys(("data.seed", *SIZES), int)
-# verl's losses take `clip_ratio` where these are null, whatever the annotation says
+# verl's default is null, so that no type is written anywhere.
+OF_NULL = {
+    "data.seed": int,
+    "data.gen_batch_size": int,
+    "data.val_batch_size": int,
+    "trainer.total_training_steps": int,
+}
+# verl's losses take `clip_ratio` where these are null, whatever the annotation says.
 MAY_BE_NULL = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
-# verl reads a band in a text too, as in "0.5_2.0"
+# verl reads a band in a text too, as in "0.5_2.0".
 MAY_BE_TEXT = ("algorithm.rollout_correction.rollout_is_threshold",)
 PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 STRATEGIES = ("fsdp", "fsdp2", "fsdp_turbo", "megatron", "torchtitan", "veomni", "automodel")
@@ -69,7 +73,8 @@ def wrong_types(block: Any, defaults: Any, path: str = "") -> dict[str, str]:
             wrong |= wrong_types(value, default, f"{name}.")
             continue
         if isinstance(value, str) and name in MAY_BE_TEXT:
-            continue  # verl's own function reads it later, see `asked.losses`.
+            # verl's own function reads it later, see `asked.losses`.
+            continue
         annotation = hints.get(key, OF_NULL.get(name, type(default)))
         kind = _kind_of(annotation)
         if kind is None or value == default:
@@ -98,7 +103,8 @@ def _hints(target: str | None) -> Mapping[str, Any]:
         return {}
     try:
         return get_type_hints(get_class(target))
-    except Exception:  # verl says so, if it makes the class in this run
+    except Exception:
+        # verl says so, if it makes the class in this run.
         return {}
 
 
@@ -111,7 +117,8 @@ def make_optimizer(config: Any) -> None:
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config.optimizer import build_optimizer
 
-    parameter, options = torch.nn.Parameter(torch.zeros(1)), config.actor_rollout_ref.actor.optim
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    options = config.actor_rollout_ref.actor.optim
     try:
         if options._target_.endswith("FSDPOptimizerConfig"):
             build_optimizer([parameter], omega_conf_to_dataclass(options))
@@ -119,7 +126,8 @@ def make_optimizer(config: Any) -> None:
         # It names the key itself.
         raise
     except Exception as error:
-        reason = str(error).partition(" Available")[0]  # the names of a whole module
+        # The names of a whole module follow.
+        reason, _, _ = str(error).partition(" Available")
         raise ValueError(f"{ACTOR}.optim: {reason}") from error
 
 
@@ -136,7 +144,8 @@ def what_validation_prints(config: Any) -> list[str]:
 
     without_model = deepcopy(config)
     without_model.critic.model = None
-    if find_spec("vllm") is None:  # else verl asks it which ranks it takes
+    if find_spec("vllm") is None:
+        # verl would ask vLLM which ranks it takes.
         without_model.actor_rollout_ref.model.update(lora_rank=0, lora={})
     with redirect_stdout(StringIO()) as printed:
         validate_config(without_model, need_reference_policy(config), need_critic(config))
@@ -225,16 +234,19 @@ def one_rollout(
         columns: more non-tensor columns.
     """
     extra_info = dict(row.get("extra_info") or {})
-    of_loop = {"__num_turns__": 2, "tool_extra_fields": {}}
-    index = {"extra_info": extra_info, "index": extra_info.get("index", 0)}
-    columns = {**row, **index, **of_loop, **columns}
+    fields = dict(row)
+    fields["extra_info"] = extra_info
+    fields["index"] = extra_info.get("index", 0)
+    fields["__num_turns__"] = 2
+    fields["tool_extra_fields"] = {}
+    fields.update(columns)
     return verl.DataProto.from_dict(
         tensors={
             "prompts": torch.tensor([prompt]),
             "responses": torch.tensor([response]),
             "attention_mask": torch.ones(1, len(prompt) + len(response), dtype=torch.int64),
         },
-        non_tensors={k: np.fromiter([value], dtype=object) for k, value in columns.items()},
+        non_tensors={key: np.fromiter([value], dtype=object) for key, value in fields.items()},
     )
 
 

@@ -29,11 +29,35 @@ DTYPES_OF_ROLLOUT = ("auto", "half", "float16", "bfloat16", "float", "float32")
 # vllm.model_executor.model_loader.LoadFormats, sglang.srt.configs.load_config.LoadFormat, and the
 # names of earlier versions of verl, which looks itself whether "dummy" is a part of it
 LOAD_FORMATS = (
-    *("auto", "hf", "pt", "safetensors", "npcache", "dummy", "tensorizer", "sharded_state"),
-    *("gguf", "bitsandbytes", "mistral", "runai_streamer", "runai_streamer_sharded"),
-    *("fastsafetensors", "modelexpress", "instanttensor", "layered", "flash_rl", "jax", "remote"),
-    *("remote_instance", "rdma", "local_cached", "private", "megatron"),
-    *("dummy_dtensor", "dummy_hf", "dummy_megatron", "dtensor"),
+    "auto",
+    "hf",
+    "pt",
+    "safetensors",
+    "npcache",
+    "dummy",
+    "tensorizer",
+    "sharded_state",
+    "gguf",
+    "bitsandbytes",
+    "mistral",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "fastsafetensors",
+    "modelexpress",
+    "instanttensor",
+    "layered",
+    "flash_rl",
+    "jax",
+    "remote",
+    "remote_instance",
+    "rdma",
+    "local_cached",
+    "private",
+    "megatron",
+    "dummy_dtensor",
+    "dummy_hf",
+    "dummy_megatron",
+    "dtensor",
 )
 # vllm.config.model.LogprobsMode, vllm.config.scheduler.SchedulerPolicy
 LOGPROBS_MODES = ("raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs")
@@ -166,12 +190,15 @@ def unknown_name(key: str, value: Any, known: Collection[str]) -> list[str]:
     """Return a sentence for each name under a key that is not known. No name is right, too."""
     if value is None:
         return []
-    names = list(value) if isinstance(value, ListConfig) else [value]
-    return [
-        f"{key}={name}: no such name{hint(str(name), sorted(known)) or _all_of(known)}"
-        for name in names
-        if str(name) not in known
-    ]
+    names = [value]
+    if isinstance(value, ListConfig):
+        names = list(value)
+    sentences = []
+    for name in names:
+        if str(name) not in known:
+            remedy = hint(str(name), sorted(known)) or _all_of(known)
+            sentences.append(f"{key}={name}: no such name{remedy}")
+    return sentences
 
 
 def _all_of(known: Collection[str]) -> str:
@@ -420,7 +447,8 @@ def _look_at_clipped_ratios(config: Any, answers: Answers) -> None:
     if actor.policy_loss.loss_mode != "clip_cov":
         return
     # compute_policy_loss_clip_cov takes tokens whose covariance is between the two.
-    low, high = actor.policy_loss.clip_cov_lb, actor.policy_loss.clip_cov_ub
+    low = actor.policy_loss.clip_cov_lb
+    high = actor.policy_loss.clip_cov_ub
     if low is not None and high is not None and low >= high:
         answers.problems.append(
             f"{ACTOR}.policy_loss.clip_cov_lb={low} with {ACTOR}.policy_loss.clip_cov_ub={high}: "
@@ -506,7 +534,8 @@ def _read_quantization(settings: Any) -> None:
 def look_at_adapter(config: Any, roles: Roles, answers: Answers) -> None:
     """Compare the settings of a LoRA adapter with the engine that reads them."""
     model = config.actor_rollout_ref.model
-    rank, of_megatron = model.get("lora_rank", 0), (model.get("lora") or {}).get("rank", 0)
+    rank = model.get("lora_rank", 0)
+    of_megatron = (model.get("lora") or {}).get("rank", 0)
     if rank < 0:
         answers.problems.append(
             f"{MODEL}.lora_rank={rank}: expected 0 for no adapter, or a number of 1 or more"
