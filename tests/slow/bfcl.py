@@ -11,7 +11,8 @@ import pytest
 from verl_gdpo.tools.evaluate.benchmark import Answer
 from verl_gdpo.tools.evaluate.bfcl import BENCHMARK, CATEGORIES, GROUPS, package, question
 from verl_gdpo.tools.evaluate.dialogues import Dialogue, Record
-from verl_gdpo.tools.evaluate.results import numbers, problems_of
+from verl_gdpo.tools.evaluate.numbers import numbers
+from verl_gdpo.tools.evaluate.results import problems_of
 
 WITH_GROUND_TRUTH = [
     one for one in (*GROUPS["non_live"], *GROUPS["live"]) if "relevance" not in one

@@ -10,14 +10,9 @@ from omegaconf import OmegaConf
 from run_folder_writer import make_run
 from scipy import stats
 
+from verl_gdpo.tools.report.intervals import CONFIDENCE, differences_of_arms, risk_of_each
 from verl_gdpo.tools.report.runs import RunsOfArm, ends_apart, read_arms, without_stopped
-from verl_gdpo.tools.report.tables import (
-    CONFIDENCE,
-    differences_of_arms,
-    results,
-    risk_of_each,
-    table_of_differences,
-)
+from verl_gdpo.tools.report.tables import results, table_of_differences
 
 
 def test_runs_that_differ_in_more_than_seeds_are_not_pooled(tmp_path):

@@ -30,7 +30,7 @@ from verl_gdpo.tools.report.page import (
     write,
 )
 from verl_gdpo.tools.report.runs import Run, is_of_one_run, over_runs, read_arms, trailing_mean
-from verl_gdpo.tools.report.tables import as_text, differences, results
+from verl_gdpo.tools.report.tables import as_text, differing_keys, results
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
@@ -208,13 +208,13 @@ def test_what_the_configurations_differ_in(tmp_path):
     )
     config = c / "hydra" / ".hydra" / "config.yaml"
     config.write_text(config.read_text() + "trainer: {n: '${data.seed}'}\n")
-    assert differences(read_arms([a])) is None
+    assert differing_keys(read_arms([a])) is None
     text = "trainer: {n: '${data.seed}', default_local_dir: here}\n"
     config.write_text(config.read_text().replace("trainer: {n: '${data.seed}'}\n", text))
     # neither the seeds nor the folders
-    table = differences(read_arms([a, b, c]))
+    table = differing_keys(read_arms([a, b, c]))
     assert table.rows == [("trainer.n", "not there", "${data.seed}")]
-    assert differences(read_arms([a, b])) is None
+    assert differing_keys(read_arms([a, b])) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from verl_gdpo.tools.evaluate.benchmark import ScoreColumn
-from verl_gdpo.tools.evaluate.results import QuestionScores, _shown, numbers
+from verl_gdpo.tools.evaluate.numbers import QuestionScores, numbers
+from verl_gdpo.tools.evaluate.results import _shown
 
 
 def problems(category, *values):

@@ -18,8 +18,9 @@ from verl_gdpo.tasks.tool_rl.form import render_answer
 from verl_gdpo.tools.evaluate import bfcl
 from verl_gdpo.tools.evaluate.benchmark import Answer
 from verl_gdpo.tools.evaluate.dialogues import Record, start_all
+from verl_gdpo.tools.evaluate.numbers import numbers
 from verl_gdpo.tools.evaluate.policy import Policy
-from verl_gdpo.tools.evaluate.results import numbers, problems_of
+from verl_gdpo.tools.evaluate.results import problems_of
 from verl_gdpo.tools.evaluate.tasks import benchmark_of, questions
 
 BENCH = {name: benchmark_of(task) for name, task in TASKS.items()}

@@ -36,7 +36,7 @@ from verl_gdpo.tools.report.runs import (
     read_arms,
     without_stopped,
 )
-from verl_gdpo.tools.report.tables import Table, differences, results, table_of_differences
+from verl_gdpo.tools.report.tables import Table, differing_keys, results, table_of_differences
 from verl_gdpo.tools.run.starts import RecordedStart, starts_of
 from verl_gdpo.tools.run_folder.dump_reader import Scorer
 from verl_gdpo.tools.run_folder.findings import findings
@@ -104,7 +104,7 @@ def build_page(
     remarks_of_runs = all_remarks(members, _charts_of(page_sections))
     compared, stopped = without_stopped(arms)
     remarks = [Remark(text) for text in stopped.values()] + remarks_of_runs
-    tables = (results(compared), table_of_differences(compared), differences(arms))
+    tables = (results(compared), table_of_differences(compared), differing_keys(arms))
     return Page(
         title=title,
         headline=headline(remarks, members),

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from verl_gdpo.tools.evaluate import results
+from verl_gdpo.tools.evaluate import numbers
 from verl_gdpo.tools.evaluate.bfcl import BENCHMARK, CATEGORIES, GROUPS, package
 
 # a share of right answers for each category, with the number of questions of the package
@@ -19,7 +19,7 @@ SHARES |= {category: (20 * k, 200) for k, category in enumerate(GROUPS["multi_tu
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
     """The intervals are not looked at here."""
-    monkeypatch.setattr(results, "DRAWS", 2)
+    monkeypatch.setattr(numbers, "DRAWS", 2)
 
 
 def problems(shares):
@@ -28,11 +28,11 @@ def problems(shares):
             scores = {"accuracy": float(k < right)}
             if not category.startswith("multi_turn"):
                 scores["accuracy_after_thought"] = float(k < right / 2)
-            yield results.QuestionScores(category, scores, {"format": (float(k % 4 > 0), 1)})
+            yield numbers.QuestionScores(category, scores, {"format": (float(k % 4 > 0), 1)})
 
 
 def table(shares):
-    found = results.numbers(BENCHMARK.columns, [*problems(shares)])
+    found = numbers.numbers(BENCHMARK.columns, [*problems(shares)])
     return {number.name: number.value for number in found}
 
 
@@ -55,7 +55,7 @@ def test_the_numbers_of_the_leaderboard():
 @pytest.mark.parametrize("category", ["javascript", "live_relevance", "multi_turn_base"])
 def test_what_was_not_run_gives_no_overall(category):
     (overall,) = [one for one in BENCHMARK.columns([]) if one.name == "overall"]
-    leaves = [one.category for _, one in results.flat([overall]) if not one.parts]
+    leaves = [one.category for _, one in numbers.flat([overall]) if not one.parts]
     assert sorted(leaves) == sorted(CATEGORIES)  # all of them count
     found = table({name: share for name, share in SHARES.items() if name != category})
     group = next(name for name, names in GROUPS.items() if category in names)
