@@ -131,6 +131,11 @@ def arms_of(setting, reward):
             {"keyword": ".2f", "words": ".2f", "ending": ".2f"},
         ),
         ("sentences", "| seed | words, GRPO | GDPO |", {"words": ".2f", "length": ".1f"}),
+        (
+            "sentences_prompts",
+            "| seed, other prompts | words, GRPO | GDPO |",
+            {"words": ".2f", "length": ".1f"},
+        ),
     ],
 )
 def test_each_seed_of_the_demonstration(setting, header, rewards):
