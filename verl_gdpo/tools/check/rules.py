@@ -180,6 +180,8 @@ def _gpus_of_a_sequence(config: Any) -> int:
 def _token_budgets(config: Any) -> list[Sentence]:
     """Compare the budgets of dynamic micro-batches with the longest row."""
     actor = config.actor_rollout_ref.actor
+    if not _is_fsdp(config) or not actor.use_dynamic_bsz:
+        return []
     rollout = config.actor_rollout_ref.rollout
     longest = config.data.max_prompt_length + config.data.max_response_length
     budgets = {}
@@ -189,8 +191,6 @@ def _token_budgets(config: Any) -> list[Sentence]:
             rollout.log_prob_max_token_len_per_gpu
         )
     budgets[f"{ACTOR}.ppo_max_token_len_per_gpu"] = actor.ppo_max_token_len_per_gpu
-    if not _is_fsdp(config) or not actor.use_dynamic_bsz:
-        return []
     table = []
     for key, tokens in budgets.items():
         is_too_small = tokens * _gpus_of_a_sequence(config) < longest

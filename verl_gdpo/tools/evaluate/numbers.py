@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from verl_gdpo.tools.evaluate.benchmark import ScoreColumn
-from verl_gdpo.tools.evaluate.proportions import Estimate, paired_difference, weighted_sum, wilson
-
-Floats = npt.NDArray[np.float64]
+from verl_gdpo.tools.evaluate.proportions import (
+    Estimate,
+    Floats,
+    paired_difference,
+    weighted_sum,
+    wilson,
+)
 
 DRAWS = 2000
 TAILS = (0.025, 0.975)

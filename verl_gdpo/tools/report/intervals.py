@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from verl_gdpo.algorithm.zero import NO_SIGNAL
+from verl_gdpo.algorithm.zero import NO_SIGNAL, Floats
 from verl_gdpo.tools.report.runs import (
     FEWEST_FOR_BAND,
     FEWEST_RUNS,
@@ -33,8 +32,6 @@ from verl_gdpo.tools.report.runs import (
     last_common_step,
     names,
 )
-
-Floats = npt.NDArray[np.float64]
 
 # Of all intervals of a report together. Five seeds an arm are few, so that 0.95 would miss a
 # difference of two standard deviations in more than two of ten reports of two rewards.
