@@ -56,4 +56,4 @@ def sets_a_value(override):
     )
 
 
-VALUES = {"run_dir", "data_dir", "seed"}  # of recipes/train.yaml
+VALUES = {"run_dir", "data_dir", "seed", "own_keys"}  # the first three are of recipes/train.yaml

@@ -88,19 +88,26 @@ def plain(*overrides):
     return config
 
 
-@pytest.mark.parametrize(("override", "meant"), MISSPELT)
-def test_a_misspelt_key_is_refused_with_the_one_that_is_meant(override, meant):
-    found = find_unread_keys(plain(override))
+def refused_keys(found):
+    """{the key that a refusal begins with: the refusal}"""
+    keys = [refusal.partition(":")[0].partition("=")[0] for refusal in found.refusals]
+    return dict(zip(keys, found.refusals, strict=True))
+
+
+def test_a_misspelt_key_is_refused_with_the_one_that_is_meant():
+    found = find_unread_keys(plain(*[override for override, _ in MISSPELT]))
     assert found.warnings == []
-    (refusal,) = found.refusals
-    assert f"did you mean {meant}" in refusal
-    key = override.lstrip("+").partition("=")[0]
-    assert key.startswith(refusal.partition(":")[0].partition("=")[0])
+    refusals = refused_keys(found)
+    assert len(refusals) == len(found.refusals) == len(MISSPELT)
+    for override, meant in MISSPELT:
+        key = override.lstrip("+").partition("=")[0]
+        # of a block that nobody reads, the block is named
+        (refusal,) = [text for begin, text in refusals.items() if key.startswith(begin)]
+        assert f"did you mean {meant}" in refusal
 
 
-@pytest.mark.parametrize("override", HONEST)
-def test_a_line_of_verls_examples_is_taken(override):
-    assert find_unread_keys(plain(override)) == UnreadKeys()
+def test_lines_of_verls_examples_are_taken():
+    assert find_unread_keys(plain(*HONEST)) == UnreadKeys()
 
 
 @pytest.mark.parametrize("engine", ["dp", "megatron", "torchtitan", "veomni"])
@@ -117,27 +124,30 @@ def test_a_key_that_is_close_to_nothing_gets_one_line():
     assert "'+own_keys=[data.my_option,trainer.my_note,trainer.seed]'" in line
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        (f"+{ACTOR}.optim.my_option=1", "verl makes a FSDPOptimizerConfig of"),
-        (f"+{ACTOR}.optim.learning_rate=1e-5", f"did you mean {ACTOR}.optim.lr?"),
-        (f"+{ROLLOUT}.val_kwarg=1", f"did you mean {ROLLOUT}.val_kwargs?"),
-        ("+actor_rollout_ref.model.lora_rnk=8", "did you mean actor_rollout_ref.model.lora_rank?"),
-    ],
-)
+# {a key that a class of verl does not take: words of the refusal}
+NOT_TAKEN = {
+    f"{ACTOR}.optim.my_option": "verl makes a FSDPOptimizerConfig of",
+    f"{ACTOR}.optim.learning_rate": f"did you mean {ACTOR}.optim.lr?",
+    f"{ROLLOUT}.val_kwarg": f"did you mean {ROLLOUT}.val_kwargs?",
+    "actor_rollout_ref.model.lora_rnk": "did you mean actor_rollout_ref.model.lora_rank?",
+}
+
+
 @pytest.mark.parametrize("version", [verl_keys.VERSION, "0.9.2"])
-def test_a_key_at_which_verl_would_stop_is_refused(monkeypatch, override, words, version):
+def test_a_key_at_which_verl_would_stop_is_refused(monkeypatch, version):
     """Whatever the tables say of another version: the class itself is asked."""
     monkeypatch.setattr(unread_keys, "VERL_VERSION", version)
-    found = find_unread_keys(plain(override, "data.custom_cls.path=mine.py"))
+    overrides = [f"+{key}=1" for key in NOT_TAKEN]
+    found = find_unread_keys(plain(*overrides, "data.custom_cls.path=mine.py"))
     assert found.warnings == []
-    (refusal,) = found.refusals
-    assert words in refusal
-    assert found.not_taken == [override.lstrip("+").partition("=")[0]]
+    assert {*found.not_taken} == {*NOT_TAKEN}
+    refusals = refused_keys(found)
+    assert len(refusals) == len(found.refusals)
+    for key, words in NOT_TAKEN.items():
+        assert words in refusals[key]
     # A key of the user's own does not help: verl would stop at it all the same.
-    own = f"+own_keys=[{found.not_taken[0]}]"
-    assert len(find_unread_keys(plain(override, own)).refusals) == 1
+    own = f"+own_keys=[{','.join(NOT_TAKEN)}]"
+    assert len(find_unread_keys(plain(*overrides, own)).refusals) == len(NOT_TAKEN)
 
 
 @pytest.mark.parametrize("key", ["param_offload", "learning_rate"])
