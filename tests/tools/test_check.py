@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import main
-from verl_gdpo.tools.check.dry_run import made_up_responses
+from verl_gdpo.tools.check.made_up_responses import make_responses
 from verl_gdpo.tools.data import main as prepare
 from workshop.tiny_policy.model import make_tiny_model
 
@@ -444,11 +444,11 @@ def test_what_needs_a_reward_models_server_is_left_open(check):
 
 
 def test_made_up_responses_are_distinct_and_the_truth_is_first():
-    texts = [*made_up_responses("<a>12</a>", "it is 12", 3).values()]
+    texts = [*make_responses("<a>12</a>", "it is 12", 3).values()]
     assert texts == ["<a>12</a>", "it is 12", "<a>1#</a>", "<a>1", "12", "????????", ""]
     last = ["garbage", "empty"]
-    assert list(made_up_responses("7", "7", 1)) == ["ground truth", "one character off", *last]
-    assert list(made_up_responses("", "", 1)) == last
+    assert list(make_responses("7", "7", 1)) == ["ground truth", "one character off", *last]
+    assert list(make_responses("", "", 1)) == last
 
 
 # --- no ------------------------------------------------------------------------------------------

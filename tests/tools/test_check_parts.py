@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from processes import completed
 
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tools.check import data_files, dry_run, machine, others_kept_away
-from verl_gdpo.tools.check.dry_run import WORDS, made_up_responses
+from verl_gdpo.tools.check import data_files, dry_run, machine, made_up_responses, others_kept_away
+from verl_gdpo.tools.check.made_up_responses import WORDS
 from verl_gdpo.tools.compose import PLAIN, compose_config
 
 
@@ -178,10 +178,12 @@ def test_a_long_answer_fills_the_room_and_is_as_right_as_a_short_one(source, tru
     good = task.good_response(truth)
     expected = task.score(good, truth, response_tokens=500)
     assert set(expected.values()) != {0.0}
-    text = made_up_responses(good, good, 500)["as long as allowed"]
+    text = made_up_responses.make_responses(good, good, 500)["as long as allowed"]
     assert len(WORDS.encode(text)) == 500
     assert task.score(text, truth, response_tokens=500) == expected
-    assert "as long as allowed" not in made_up_responses("seventy two", "seventy two", 2)
+    assert "as long as allowed" not in made_up_responses.make_responses(
+        "seventy two", "seventy two", 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,10 +201,10 @@ def test_the_right_response_is_written_as_the_run_reads_it(options):
     row = data_files.DataRow("row 0", "rlla", {"reward_model": {"ground_truth": truth}})
     kinds = {}
     for name, given in (("hermes", options), ("toolrl", [])):
-        samples = dry_run.make_samples(composed(*given), [row], [])
+        samples = made_up_responses.make_samples(composed(*given), [row], [])
         kinds[name] = {sample.kind: sample.response for sample in samples}
-    assert kinds["toolrl"][dry_run.RIGHT] == truth
-    assert kinds["hermes"][dry_run.RIGHT] == truth.replace("parameters", "arguments")
+    assert kinds["toolrl"][made_up_responses.RIGHT] == truth
+    assert kinds["hermes"][made_up_responses.RIGHT] == truth.replace("parameters", "arguments")
     assert kinds["hermes"].keys() == kinds["toolrl"].keys()
 
 

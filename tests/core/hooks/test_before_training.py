@@ -47,7 +47,7 @@ def package(monkeypatch, tmp_path):
         ("tasks/gsm8k/rows.py", False),
         ("tasks/preparation/schema.py", False),
         ("tools/report/__init__.py", False),
-        ("tools/run/console.py", False),
+        ("tools/run/progress.py", False),
         ("tools/evaluate/results.py", False),
         ("terminal.py", False),
     ],

@@ -15,7 +15,8 @@ from verl_gdpo.algorithm.zero import Floats
 from verl_gdpo.hooks.configuration import paid_failures, sums_first
 from verl_gdpo.scoring.function_list import owner_of
 from verl_gdpo.terminal import render
-from verl_gdpo.tools.check.dry_run import RIGHT, DryRun
+from verl_gdpo.tools.check.dry_run import DryRun
+from verl_gdpo.tools.check.made_up_responses import RIGHT
 
 NEVER_VARIES = "NEVER VARIES"
 NEVER_APPLIES = "never applies"

@@ -1,6 +1,7 @@
 """Tries the reward functions on made-up responses, and says what their values cannot train.
 
-`dry_run.py` makes and scores the responses, and `reward_tables.py` looks at their rewards.
+`made_up_responses.py` makes the responses, `dry_run.py` scores them, and `reward_tables.py` looks
+at their rewards.
 """
 
 import argparse

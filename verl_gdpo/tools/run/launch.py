@@ -30,7 +30,6 @@ from typing import IO, Any
 from verl_gdpo.terminal import let_go_of_stdout
 from verl_gdpo.tools.run import processes
 from verl_gdpo.tools.run.command import TrainingCommand, understood, verls_trainer
-from verl_gdpo.tools.run.console import ASKED, STARTS_UP, Progress, end_report
 from verl_gdpo.tools.run.end_conditions import (
     HANG_FILE,
     POLL_SECONDS,
@@ -39,11 +38,15 @@ from verl_gdpo.tools.run.end_conditions import (
     RunEnd,
     Stopped,
 )
+from verl_gdpo.tools.run.end_report import end_report
 from verl_gdpo.tools.run.held_folder import HeldFolder
+from verl_gdpo.tools.run.progress import STARTS_UP, Progress
 from verl_gdpo.tools.run.stacks import VARIABLE
 from verl_gdpo.tools.run.starts import ended, starts_of
 from verl_gdpo.tools.run_folder.folder import claim_metrics_file
 
+# With these, somebody asks a run to end.
+ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHECKED = "verl.trainer.main_ppo"  # the trainer whose configuration `verl-gdpo check` composes
 
 

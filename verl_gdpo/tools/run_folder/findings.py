@@ -16,13 +16,13 @@ from statistics import median
 from verl_gdpo.tools.run_folder import finding_rules as rules
 from verl_gdpo.tools.run_folder.finding_rules import (
     LIMITS,
-    Level,
     Levels,
     Rewards,
     Symptom,
     Values,
 )
 from verl_gdpo.tools.run_folder.folder import SCORE, Metrics
+from verl_gdpo.tools.run_folder.levels import Level
 
 NAMED = 5  # metrics, in a message
 GRADIENT = "actor/grad_norm"

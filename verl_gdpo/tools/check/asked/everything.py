@@ -13,6 +13,8 @@ from verl_gdpo.tools.check.asked import (
     losses,
     megatron,
     models,
+    names,
+    numbers,
 )
 from verl_gdpo.tools.check.asked.answers import Answers
 from verl_gdpo.tools.check.asked.roles import Roles, make_roles
@@ -39,8 +41,8 @@ def ask_verl(
     look("learning rates", losses.look_at_learning_rates, config, roles, steps)
     look("weights in 16 bits", losses.look_at_small_steps, config, roles)
     look("steps to skip", losses.look_at_skipping, config)
-    look("names", engines.look_at_names, config, roles)
-    look("numbers", engines.look_at_numbers, config, roles)
+    look("names", names.look_at_names, config, roles)
+    look("numbers", numbers.look_at_numbers, config, roles)
     look("checkpoints", engines.look_at_saving, config, roles)
     look("settings that are not read", idle.look_at_idle_settings, config)
     look("settings whose switch is off", idle.look_at_switches, config, given)

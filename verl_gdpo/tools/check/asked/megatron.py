@@ -6,7 +6,7 @@ Each names the place in Megatron-Core, or in verl, that it follows.
 from typing import Any
 
 from verl_gdpo.tools.check.asked.answers import Answers
-from verl_gdpo.tools.check.asked.engines import unknown_name
+from verl_gdpo.tools.check.asked.names import unknown_name
 from verl_gdpo.tools.check.asked.roles import ACTOR, MODEL, Roles
 
 # megatron.core.optimizer_param_scheduler.OptimizerParamScheduler.get_lr and get_wd

@@ -1,17 +1,13 @@
-"""What the launcher prints while a run goes on, and why it ended."""
+"""What the launcher prints while a run goes on."""
 
 import os
-import resource
-import signal
 import subprocess
 
-import pytest
-from launched import driver, errors_of, logging_driver, start, step_line, with_steps
+from launched import driver, logging_driver, start, step_line, with_steps
 
-from verl_gdpo.tools.run.console import Progress, end_report
-from verl_gdpo.tools.run.end_conditions import RunEnd
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.launch import launch
+from verl_gdpo.tools.run.progress import Progress
 from verl_gdpo.tools.run_folder import folder as run_folder
 from verl_gdpo.tools.run_folder.findings import findings
 from verl_gdpo.tools.run_folder.folder import read_metrics
@@ -53,7 +49,7 @@ def test_the_file_logger_is_believed_and_not_the_console_too(tmp_path, capsys):
 
 
 def test_a_sign_of_life_says_whether_a_step_was_logged(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("verl_gdpo.tools.run.console.ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("verl_gdpo.tools.run.progress.ALIVE_SECONDS", -1.0)
     progress = Progress(HeldFolder(tmp_path), quiet=False)
     progress.show()
     with_steps(tmp_path, 1, saved=1)
@@ -65,7 +61,7 @@ def test_a_sign_of_life_says_whether_a_step_was_logged(tmp_path, capsys, monkeyp
 
 def test_time_left(tmp_path, capsys, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("verl_gdpo.tools.run.console.time.monotonic", lambda: now)
+    monkeypatch.setattr("verl_gdpo.tools.run.progress.time.monotonic", lambda: now)
     (tmp_path / "train.log").write_text("Total training steps: 7\n")  # of an earlier start
     (tmp_path / "metrics").mkdir()
     progress = Progress(HeldFolder(tmp_path), quiet=False)
@@ -168,101 +164,3 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path):
     assert process.communicate(timeout=30)[1] == b""
     assert process.returncode == 0
     assert (tmp_path / "ended").exists()
-
-
-def test_why_a_run_failed(tmp_path):
-    log = tmp_path / "train.log"
-    log.write_text(
-        "(worker) ValueError: inner\nTraceback:\n  x\nray.exceptions.RayTaskError(ValueError): a\n"
-        "verl_gdpo.algorithm.values.RewardError: reward 'a' is nan\n\nSet HYDRA_FULL_ERROR=1\n"
-    )
-    with HeldFolder(tmp_path) as held, log.open("rb") as file:
-        report = end_report(held, RunEnd(1, "failed"), file)
-    assert report[0] == "verl_gdpo.algorithm.values.RewardError: reward 'a' is nan"
-    assert str(log) in report[1]
-
-
-def reported(folder, text):
-    """What is said of a failed run with this log."""
-    (folder / "train.log").write_text(text)
-    with HeldFolder(folder) as held, (folder / "train.log").open("rb") as log:
-        return end_report(held, RunEnd(1, "failed"), log)
-
-
-OF_A_DEAD_ACTOR = """\
-{before}ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
-\tclass_name: WorkerDict
-\tpid: 10808
-The actor is dead because its worker process has died. {detail}
-
-Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
-"""
-CRASHED = "\x1b[36m(WorkerDict pid=10808)\x1b[0m *** SIGSEGV received at time=1 on cpu 1 ***\n"
-
-
-@pytest.mark.parametrize(
-    ("before", "detail", "said"),
-    [
-        ("", "A connection error code 2. End of file.", "Process 10808 logged no signal, as after"),
-        (CRASHED, "A connection error code 2. End of file.", "Process 10808 crashed with SIGSEGV"),
-        ("", "The process receives a SIGTERM.", None),
-    ],
-)
-def test_the_whole_message_of_a_dead_actor_and_its_signal(tmp_path, before, detail, said):
-    lines = reported(tmp_path, OF_A_DEAD_ACTOR.format(before=before, detail=detail))
-    message, rest = lines[:4], lines[4:-1]
-    assert message[0].startswith("ray.exceptions.ActorDiedError: ")
-    assert message[2] == r"\tpid: 10808" and message[3].endswith(detail)
-    assert [line.startswith(said) for line in rest] == ([True] if said else [])
-
-
-def test_a_dead_gcs_is_named_and_no_raw_line_is_shown(tmp_path):
-    text = (
-        "\x1b[36m(TaskRunner pid=1)\x1b[0m step:1 - a:1\n"
-        "[2026-11-28 08:42:12,765 E 11589 11865] rpc_client.h:204: Failed to connect to GCS within "
-        "60 seconds. GCS may have been killed.\n"
-    )
-    first, *others = reported(tmp_path, text)
-    assert first.startswith("Ray's central process, gcs_server, died. A start with trainer.resume_")
-    assert first.endswith("60 seconds. GCS may have been killed.")
-    assert others == [f"(whole log: {tmp_path / 'train.log'})"]
-
-
-def test_a_log_without_a_reason_is_shown_without_colours_and_in_short_lines(tmp_path):
-    log = f"\x1b[36m(W pid=1)\x1b[0m {'x' * 5000}\n" * 40
-    first, *shown, _ = reported(tmp_path, log)
-    assert first == "exit code 1, and the log has no error. Its last lines:"
-    assert len(shown) == 25
-    assert {len(line) for line in shown} == {300}
-    assert shown[0].startswith("(W pid=1) x")
-
-
-@pytest.mark.parametrize("is_ours", [False, True])
-def test_a_home_that_ray_could_not_write(tmp_path, monkeypatch, is_ours):
-    monkeypatch.setattr(
-        "verl_gdpo.tools.run.ray_folders.unwritable", lambda _: {"/.ray": "Set HOME"}
-    )
-    folder = "/.ray" if is_ours else "/else"
-    lines = reported(tmp_path, f"PermissionError: [Errno 13] Permission denied: '{folder}'\n")
-    assert lines[1:-1] == (["Set HOME"] if is_ours else [])
-
-
-def test_why_a_run_failed_is_of_this_start_and_no_command_to_the_terminal(tmp_path):
-    (tmp_path / "train.log").write_text("ValueError: of an earlier start\n")
-    body = r"print('\x1b[2J gone'); sys.exit(1)"
-    _, errors = errors_of(tmp_path, body)
-    assert errors.splitlines()[1:] == [r"\x1b[2J gone", f"(whole log: {tmp_path / 'train.log'})"]
-
-
-def test_a_disk_that_is_full(tmp_path):
-    """RLIMIT_FSIZE stands for it: as on a full disk a write raises OSError, in the log too."""
-
-    def no_file_above_64_kb():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-
-    body = "[print('x' * 1000, flush=True) for _ in range(100)]"
-    exit_code, errors = errors_of(tmp_path, body, preexec_fn=no_file_above_64_kb)
-    # Python 3.11.2 ends with 120, as it cannot write the rest of its output either.
-    assert exit_code in (1, 120)
-    assert f"{tmp_path} cannot be written: [Errno 27]" in errors.splitlines()[0]
