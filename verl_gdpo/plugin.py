@@ -214,7 +214,7 @@ _WHEN_IMPORTED = (
     Extension(
         "verl.experimental.fully_async_policy.fully_async_trainer",
         "FullyAsyncTrainer.__init__",
-        "verl_gdpo.hooks.legacy:construct_trainer",
+        "verl_gdpo.hooks.fully_async:construct_trainer",
         needs=("config",),
         others=("tokenizer", "role_worker_mapping", "resource_pool_manager"),
         lost="nothing of the trainer would be extended",
@@ -223,20 +223,20 @@ _WHEN_IMPORTED = (
     Extension(
         "verl.experimental.fully_async_policy.fully_async_trainer",
         "FullyAsyncTrainer.fit",
-        "verl_gdpo.hooks.legacy:fit_trainer",
+        "verl_gdpo.hooks.fully_async:fit_trainer",
         lost="settings would be read anew at each step, without what the tasks declare",
         ends_run=True,
     ),
     Extension(
         "verl.experimental.fully_async_policy.fully_async_rollouter",
         "FullyAsyncRollouter.fit",
-        "verl_gdpo.hooks.legacy:fit_rollouter",
+        "verl_gdpo.hooks.fully_async:fit_rollouter",
         lost="a run whose rollouter failed ends with exit code 0",
     ),
     Extension(
         "verl.experimental.fully_async_policy.fully_async_rollouter",
         "FullyAsyncRollouter._streaming_generation_main",
-        "verl_gdpo.hooks.legacy:generate_and_note",
+        "verl_gdpo.hooks.fully_async:generate_and_note",
         lost="a run whose rollouter failed ends with exit code 0",
     ),
 )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from verl_gdpo.tasks.preparation.overlap import Messages, Overlap, PromptReader, compare
-from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 
 SETS = {  # name: (training, validation)
     "GSM8K": ("gsm8k/train.jsonl", "gsm8k/test.jsonl"),

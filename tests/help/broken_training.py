@@ -15,8 +15,8 @@ from small_trainings import overrides
 from start_verl import ENVIRONMENT, verl_command
 from tool_rows import tool_row
 
-from verl_gdpo.tools.run.end_conditions import HANG_FILE
 from verl_gdpo.tools.run.resume import arguments, quoted
+from verl_gdpo.tools.run.stop_conditions import HANG_FILE
 from verl_gdpo.tools.run_folder.dump_reader import dump_files, read_dump
 from verl_gdpo.tools.run_folder.folder import read_metrics
 from workshop.tiny_policy.model import make_tiny_model

@@ -36,9 +36,9 @@ LAUNCHER = ["-m", "verl_gdpo", "run"]
 # the launcher, whose limits are as good as none
 IMPATIENT = """
 import sys
-from verl_gdpo.tools.run import end_conditions
+from verl_gdpo.tools.run import stop_conditions
 from verl_gdpo.tools.run import launch
-end_conditions.FIRST_SECONDS = 0.5
+stop_conditions.FIRST_SECONDS = 0.5
 sys.exit(launch.main(sys.argv[1:]))
 """
 

@@ -1,6 +1,6 @@
 """Prepares rows as `verl-gdpo data` does, and reads what it has written."""
 
-from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 from verl_gdpo.tools.data import main
 
 

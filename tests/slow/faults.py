@@ -25,8 +25,8 @@ from small_trainings import overrides
 from start_verl import run_verl
 
 from verl_gdpo.tools.run.checkpoints import TRACKER, newest_checkpoint
-from verl_gdpo.tools.run.end_conditions import HANG_FILE
 from verl_gdpo.tools.run.starts import starts_of
+from verl_gdpo.tools.run.stop_conditions import HANG_FILE
 from verl_gdpo.tools.run_folder.folder import read_metrics
 
 HANG_MINUTES = "trainer.hang_minutes=2"  # once a start has saved a checkpoint, at step 8

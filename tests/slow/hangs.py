@@ -7,7 +7,7 @@ import signal
 
 from broken_training import SAVED, Training, check_hang
 
-from verl_gdpo.tools.run.end_conditions import HANG_FILE
+from verl_gdpo.tools.run.stop_conditions import HANG_FILE
 
 
 def test_a_trainer_that_is_stopped(tmp_path):

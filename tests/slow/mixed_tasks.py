@@ -16,7 +16,7 @@ from start_verl import run_verl
 from tool_rows import numbered
 
 from verl_gdpo.tasks import TASK_BY_SOURCE
-from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
+from verl_gdpo.tasks.preparation.prepared_files import parquet_rows, write_parquets
 from verl_gdpo.tools import data
 from verl_gdpo.tools.summary import reward_table
 from workshop.tiny_policy.train import make_policy

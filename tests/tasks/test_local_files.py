@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from verl_gdpo.tasks.preparation import local_files, overlap, parquet
+from verl_gdpo.tasks.preparation import local_files, overlap, prepared_files
 from verl_gdpo.tasks.preparation.local_files import PackedRows, PickedRows
 from verl_gdpo.tools.data import main
 
@@ -40,7 +40,7 @@ def test_picked_rows_have_a_new_place_and_the_others_stay():
 @pytest.mark.parametrize("source", ["jsonl", "synthetic"])
 def test_a_row_more_takes_few_bytes(tmp_path, monkeypatch, source):
     """Python's own memory. As objects, a row took 3 kB."""
-    monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 64)
+    monkeypatch.setattr(prepared_files, "ROWS_PER_GROUP", 64)
     monkeypatch.setattr(local_files, "ROWS_AT_ONCE", 64)
     monkeypatch.setattr(overlap, "MOST", 64)
     monkeypatch.setattr(overlap, "_words", overlap._words.__wrapped__)  # remembers 1,024 texts

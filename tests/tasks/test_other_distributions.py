@@ -9,7 +9,7 @@ import pytest
 
 from verl_gdpo import tasks
 from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS, TaskError
-from verl_gdpo.tasks.preparation.parquet import _code, parquet_rows
+from verl_gdpo.tasks.preparation.prepared_files import _code, parquet_rows
 from verl_gdpo.tools import data, evaluate
 from verl_gdpo.tools.evaluate.tasks import benchmark_of
 

@@ -26,8 +26,15 @@ from repository import REPO
 from verl_gdpo import atomic
 from verl_gdpo.tasks import TASKS, preparation
 from verl_gdpo.tasks.math_length import rows as math_length
-from verl_gdpo.tasks.preparation import DataError, LeftOut, loading, local_files, parquet, schema
-from verl_gdpo.tasks.preparation.parquet import parquet_rows, write_parquets
+from verl_gdpo.tasks.preparation import (
+    DataError,
+    LeftOut,
+    loading,
+    local_files,
+    prepared_files,
+    schema,
+)
+from verl_gdpo.tasks.preparation.prepared_files import parquet_rows, write_parquets
 from verl_gdpo.tasks.tool_rl import rows as tool_rl
 from verl_gdpo.tasks.tool_rl.rows import SOURCES
 from verl_gdpo.tools.data import main
@@ -94,7 +101,7 @@ def test_files_read_back_as_verl_reads_them_and_concatenate(tmp_path):
 
 
 def test_rows_of_several_row_groups_keep_their_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 2)
+    monkeypatch.setattr(prepared_files, "ROWS_PER_GROUP", 2)
     rows = [row(i, user=f"question {i}") for i in range(5)]
     write_parquets({tmp_path / "a.parquet": rows})
     assert [*parquet_rows(tmp_path / "a.parquet")] == rows
@@ -322,13 +329,13 @@ def test_a_task_whose_rows_are_made_needs_no_source(tmp_path, capsys):
 
 
 def test_other_code_makes_new_files(tmp_path, capsys, monkeypatch):
-    assert {path.name for path in parquet._code(TASKS["tool_rl"])} >= {
+    assert {path.name for path in prepared_files._code(TASKS["tool_rl"])} >= {
         *("schema.py", "local_files.py", "loading.py", "score.py", "rows.py", "words.json"),
         "form.py",
     }
     changed = tmp_path / "changed.py"
     changed.write_text("")
-    monkeypatch.setattr(parquet, "CODE", tmp_path)
+    monkeypatch.setattr(prepared_files, "CODE", tmp_path)
     assert "up to date" not in if_needed(capsys, tmp_path / "out")[1]
     assert "up to date" in if_needed(capsys, tmp_path / "out")[1]
     changed.write_text("# other rows")
@@ -482,7 +489,7 @@ def upstream_bytes(split, count):
 def pin(monkeypatch, contents, **more):
     """Take these contents for the pinned ones."""
     pinned = {
-        split: (path, parquet.git_blob_id(contents[split]))
+        split: (path, prepared_files.git_blob_id(contents[split]))
         for split, (path, _) in SOURCES.files.items()
     }
     monkeypatch.setattr(tool_rl, "SOURCES", replace(SOURCES, files=pinned, **more))

@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 from verl_gdpo.tasks.tool_rl.form import compact_system_prompt, render_answer
 from verl_gdpo.tasks.tool_rl.score import TASK, score
 from verl_gdpo.tasks.tool_rl.system_message import OUTPUT, OVERRIDES, in_call_format

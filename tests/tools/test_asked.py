@@ -15,7 +15,7 @@ from repository import REPO
 from rows_for_check import MODEL_CONFIG
 from saved_checkpoint import save_checkpoint
 
-from verl_gdpo.hooks.unread_keys import MOVED, OTHER_NAMES
+from verl_gdpo.hooks.other_key_names import MOVED, OTHER_NAMES
 from verl_gdpo.tools.check.asked import ask_verl, engines, what_filters_lack
 from verl_gdpo.tools.check.asked.answers import Answers
 from verl_gdpo.tools.check.asked.idle import IDLE, SWITCHES, look_at_switches

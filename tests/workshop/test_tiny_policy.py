@@ -17,7 +17,7 @@ import pytest
 import torch
 from tool_rows import numbered
 
-from verl_gdpo.tasks.preparation.parquet import write_parquets
+from verl_gdpo.tasks.preparation.prepared_files import write_parquets
 from verl_gdpo.tasks.tool_rl import score as tool_rl
 from verl_gdpo.tasks.tool_rl.rows import make_rows
 from workshop.tiny_policy import __main__ as command

@@ -11,13 +11,11 @@ Relies on verl 0.9:
 - `reward.extract_reward(batch)`, which returns the scores and {key: column} for validation and
   dumps;
 - in `metric_utils`: `compute_data_metrics(batch)`, and `process_validation_metrics(data_sources,
-  sample_uids, infos_dict)`, which handles each column of `infos_dict` separately;
-- in `verl.experimental.fully_async_policy`: the rollouter, whose `fit` waits for its coroutine
-  `_streaming_generation_main` and drops what that raises, as if the training were finished; the
-  trainer, which makes no dataloader; and that the run ends with what the `fit` of either raises.
+  sample_uids, infos_dict)`, which handles each column of `infos_dict` separately.
+
+`fully_async.py` has what `verl.experimental.fully_async_policy` needs besides.
 """
 
-import asyncio
 import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -371,48 +369,4 @@ def leave_out_none(call: Call) -> Any:
         )
         for source, metrics in of_rows.hand_on().items():
             result[source].update(metrics)
-    return result
-
-
-# --- fully_async_policy --------------------------------------------------------------------------
-
-
-def construct_trainer(call: Call) -> Any:
-    """Extend the trainer if gdpo is in use."""
-    # What cannot work is refused before the constructor makes anything.
-    extend(call.instance, call["config"])
-    return call.hand_on()
-
-
-async def fit_trainer(call: Call) -> Any:
-    """Do what we do in every legacy trainer."""
-    # Ray has this class before a trainer is made, so a trainer without gdpo comes here too.
-    if record_of(call.instance) is None:
-        return await call.hand_on()
-    return await fit(call)
-
-
-async def generate_and_note(call: Call) -> Any:
-    """Note what ended the generation."""
-    record = record_of(call.instance)
-    if record is not None and not record.is_fitting:
-        net.warn_of("FullyAsyncRollouter.fit")
-    try:
-        return await call.hand_on()
-    except Exception as error:
-        # verl drops the error, so that `fit_rollouter` has to raise it again.
-        if record is not None:
-            record.ended_by = error
-        raise
-
-
-async def fit_rollouter(call: Call) -> Any:
-    """Raise what ended the generation; ask the reward workers, which the trainer has not."""
-    record = record_of(call.instance)
-    if record is not None:
-        record.is_fitting = True
-        await asyncio.to_thread(record.ask_reward_workers, call.instance)
-    result = await call.hand_on()
-    if record is not None and record.ended_by is not None:
-        raise record.ended_by
     return result

@@ -32,6 +32,14 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from verl_gdpo.hooks import run_keys, verl_keys
+from verl_gdpo.hooks.other_key_names import (
+    ACTOR,
+    MOVED,
+    MOVED_BLOCKS,
+    OLDER_BLOCKS,
+    OTHER_NAMES,
+    ROLLOUT,
+)
 from verl_gdpo.scoring import function_list, limits, response
 
 VERL_VERSION: str = verl.__version__
@@ -52,48 +60,9 @@ OUR_KEYS: Mapping[str, tuple[str, ...]] = {
 NEAR, NEAR_AT_TOP = 0.75, 0.85
 SIMILAR = 0.6  # of a remark, which refuses nothing
 FEW_BLOCKS = 3  # a name such as `path` or `enable`, which more blocks have, says little
-ACTOR = "actor_rollout_ref.actor"
-ROLLOUT = "actor_rollout_ref.rollout"
 CRITIC = "critic"
 # verl makes a dataclass of each of these blocks, with those below it that have a `_target_`.
 MADE_BLOCKS = (ACTOR, "actor_rollout_ref.ref", ROLLOUT, "actor_rollout_ref.model", CRITIC)
-# {a name in TRL and transformers: the key of verl}. No letters tell that they mean the same.
-OTHER_NAMES: Mapping[str, str] = {
-    "batch_size": "data.train_batch_size",
-    "epsilon": f"{ACTOR}.clip_ratio",
-    "epsilon_high": f"{ACTOR}.clip_ratio_high",
-    "eval_steps": "trainer.test_freq",
-    "learning_rate": f"{ACTOR}.optim.lr",
-    "max_completion_length": "data.max_response_length",
-    "max_grad_norm": f"{ACTOR}.optim.clip_grad",
-    "max_steps": "trainer.total_training_steps",
-    "num_generations": f"{ROLLOUT}.n",
-    "num_train_epochs": "trainer.total_epochs",
-    "output_dir": "trainer.default_local_dir",
-    "report_to": "trainer.logger",
-    "run_name": "trainer.experiment_name",
-    "save_steps": "trainer.save_freq",
-    "warmup_ratio": f"{ACTOR}.optim.lr_warmup_steps_ratio",
-    "warmup_steps": f"{ACTOR}.optim.lr_warmup_steps",
-}
-# {a block of an older version: the block that verl reads}, and the keys that have another name
-# there. They are those of verl's `migrate_legacy_reward_impl`, which `main_ppo` does not call.
-MOVED_BLOCKS: Mapping[str, str] = {
-    "custom_reward_function": "reward.custom_reward_function",
-    "reward_model": "reward.reward_model",
-    "sandbox_fusion": "reward.sandbox_fusion",
-}
-MOVED: Mapping[str, str] = {
-    "reward_model.model.path": "reward.reward_model.model_path",
-    "reward_model.num_workers": "reward.num_workers",
-    "reward_model.reward_kwargs": "reward.reward_kwargs",
-    "reward_model.reward_loop_class_name": "reward.reward_manager.module.name",
-    "reward_model.reward_loop_module_path": "reward.reward_manager.module.path",
-    "reward_model.reward_loop_source": "reward.reward_manager.source",
-    "reward_model.reward_manager": "reward.reward_manager.name",
-}
-# {a block that verl's configuration had once: the one that has its keys now}
-OLDER_BLOCKS: Mapping[str, str] = {"critic.model.fsdp_config": "critic.fsdp"}
 # {a key that names code of the user's: the blocks that this code gets}
 NAMES_CODE: Mapping[str, tuple[str, ...]] = {
     "data.custom_cls.path": ("data",),

@@ -15,7 +15,7 @@ from typing import Any
 from verl_gdpo.tasks import TASKS, TaskError
 from verl_gdpo.tasks.preparation import DataError, UsageError
 from verl_gdpo.tasks.preparation.loading import add_arguments, load
-from verl_gdpo.tasks.preparation.parquet import (
+from verl_gdpo.tasks.preparation.prepared_files import (
     is_there,
     made_from,
     recorded_options,

@@ -6,7 +6,7 @@ from scripted_policy import ScriptedPolicy
 from tiny_chat_model import make_chat_model
 from tool_rows import tool_row
 
-from verl_gdpo.tasks.preparation.parquet import write_parquets
+from verl_gdpo.tasks.preparation.prepared_files import write_parquets
 from verl_gdpo.tools import evaluate, replay
 from verl_gdpo.tools.evaluate import engines
 from verl_gdpo.tools.run_folder.dump_reader import read_dump, reward_rows

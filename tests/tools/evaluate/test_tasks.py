@@ -12,7 +12,7 @@ from verl_gdpo.scoring.response import Response, Turn
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.coding.problem import Problem, good_response
 from verl_gdpo.tasks.preparation import DataError
-from verl_gdpo.tasks.preparation.parquet import write_parquets
+from verl_gdpo.tasks.preparation.prepared_files import write_parquets
 from verl_gdpo.tasks.preparation.sources import make_row
 from verl_gdpo.tasks.tool_rl.form import render_answer
 from verl_gdpo.tools.evaluate import bfcl

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from launched import IMPATIENT, children_of, errors_of, step_line
 
-from verl_gdpo.tools.run import end_conditions
-from verl_gdpo.tools.run.end_conditions import HangWatch, stacks_of, write_stacks
+from verl_gdpo.tools.run import stop_conditions
+from verl_gdpo.tools.run.stop_conditions import HangWatch, stacks_of, write_stacks
 from verl_gdpo.tools.run_folder.folder import MetricsReader
 
 MINUTE, FLOOR = 60.0, 30 * 60.0
@@ -243,7 +243,7 @@ def test_processes_that_are_busy_are_named(started, tmp_path, monkeypatch):
     waits, busy, stopped = (started(body) for body in (BODIES["waits"], METHOD, BODIES["waits"]))
     stopped.send_signal(signal.SIGSTOP)
     os.waitpid(stopped.pid, os.WUNTRACED)
-    monkeypatch.setattr(end_conditions, "WRITTEN_SECONDS", 0.3)
+    monkeypatch.setattr(stop_conditions, "WRITTEN_SECONDS", 0.3)
     file = tmp_path / "hang.txt"
     processes = [psutil.Process(one.pid) for one in (waits, busy, stopped)]
     names = [line.split(":")[0] for line in write_stacks(processes, file)]

@@ -18,7 +18,7 @@ import numpy as np
 from verl_gdpo.atomic import replace_together
 from verl_gdpo.tasks import options_of
 from verl_gdpo.tasks.preparation import DataError, UsageError, local_files
-from verl_gdpo.tasks.preparation.parquet import git_blob_id
+from verl_gdpo.tasks.preparation.prepared_files import git_blob_id
 from verl_gdpo.tasks.preparation.schema import Row, Splits
 from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, WEAK, Sources
 from verl_gdpo.terminal import note

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from verl_gdpo.tasks.preparation import DataError, LeftOut, progress
-from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE, parquet_rows
+from verl_gdpo.tasks.preparation.prepared_files import ROWS_AT_ONCE, parquet_rows
 from verl_gdpo.tasks.preparation.schema import Row, Splits, checked, repetitions, require
 from verl_gdpo.tasks.preparation.sources import Mend, Sources
 from verl_gdpo.terminal import note

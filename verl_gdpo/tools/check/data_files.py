@@ -19,7 +19,7 @@ from verl_gdpo.algorithm.settings import SettingsError
 from verl_gdpo.hooks.configuration import has_own_scorer, noted, uses_gdpo_manager
 from verl_gdpo.tasks import TASK_BY_SOURCE, check_ground_truths
 from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
-from verl_gdpo.tasks.preparation.parquet import ROWS_AT_ONCE
+from verl_gdpo.tasks.preparation.prepared_files import ROWS_AT_ONCE
 
 LARGE_ROW = 16 << 20  # In bytes; a row with a few pictures has less.
 READERS = {

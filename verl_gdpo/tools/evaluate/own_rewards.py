@@ -18,7 +18,7 @@ from verl_gdpo.algorithm.values import is_number, value_or_error
 from verl_gdpo.scoring.own_copy import own_copy
 from verl_gdpo.scoring.response import parts_taken_by
 from verl_gdpo.tasks import TASKS
-from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 from verl_gdpo.tools.evaluate.benchmark import (
     Answer,
     Benchmark,

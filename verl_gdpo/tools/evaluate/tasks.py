@@ -16,7 +16,7 @@ from typing import Any
 from verl_gdpo.scoring.response import arguments_for
 from verl_gdpo.tasks import Task, options_for, options_of
 from verl_gdpo.tasks.preparation.local_files import read_rows
-from verl_gdpo.tasks.preparation.parquet import parquet_rows
+from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 from verl_gdpo.tasks.preparation.schema import checked
 from verl_gdpo.tasks.preparation.sources import CALL_FORMAT, WEAK, sources_of
 from verl_gdpo.tools.evaluate.benchmark import (

@@ -7,7 +7,7 @@ the folder of the run, which is verl's folder of checkpoints if none is named: s
 With --check, `verl-gdpo check` looks at the configuration while verl starts, which takes longer,
 and a problem ends the run.
 Some of the processes survive the driver. Its keeper ends them all after success, failure, Ctrl-C or
-the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. `end_conditions.py`
+the time limit, and when the launcher itself gets SIGKILL: see `processes.py`. `stop_conditions.py`
 ends a run that logs no step for too long. Only one launcher at a time can use a folder. If somebody
 renames or deletes the folder, the run goes on: see `held_folder.py`.
 """
@@ -30,19 +30,19 @@ from typing import IO, Any
 from verl_gdpo.terminal import let_go_of_stdout
 from verl_gdpo.tools.run import processes
 from verl_gdpo.tools.run.command import TrainingCommand, understood, verls_trainer
-from verl_gdpo.tools.run.end_conditions import (
-    HANG_FILE,
-    POLL_SECONDS,
-    EndConditions,
-    HangWatch,
-    RunEnd,
-    Stopped,
-)
-from verl_gdpo.tools.run.end_report import end_report
+from verl_gdpo.tools.run.end_reasons import end_report
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.progress import STARTS_UP, Progress
 from verl_gdpo.tools.run.stacks import VARIABLE
 from verl_gdpo.tools.run.starts import ended, starts_of
+from verl_gdpo.tools.run.stop_conditions import (
+    HANG_FILE,
+    POLL_SECONDS,
+    HangWatch,
+    RunEnd,
+    StopConditions,
+    Stopped,
+)
 from verl_gdpo.tools.run_folder.folder import claim_metrics_file
 
 # With these, somebody asks a run to end.
@@ -101,7 +101,7 @@ def launch(
         parent = None
         if end_with_parent:
             parent = os.getppid()
-        ends = EndConditions(held, deadline, parent, started)
+        ends = StopConditions(held, deadline, parent, started)
         metrics = Path(environment["VERL_FILE_LOGGER_PATH"])
         if trainer:
             ends.metrics = metrics
@@ -146,7 +146,7 @@ def _environment(run: Path) -> dict[str, str]:
     environment.setdefault("RAY_TMPDIR", outer)
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{outer}/torchinductor_{os.getuid()}")
     environment["VERL_FILE_LOGGER_PATH"] = str(claim_metrics_file(run).resolve())
-    environment[VARIABLE] = "1"  # `end_conditions.py` asks for stacks
+    environment[VARIABLE] = "1"  # `stop_conditions.py` asks for stacks
     return environment
 
 
@@ -156,7 +156,7 @@ def _run(
     environment: Mapping[str, str],
     log: IO[bytes],
     progress: Progress,
-    ends: EndConditions,
+    ends: StopConditions,
 ) -> RunEnd:
     """Start the driver, and say how it ended after all processes of the run have ended."""
 
@@ -190,7 +190,7 @@ def _run(
             processes.remove_temporary(keeper.pid)
 
 
-def _wait(driver: "subprocess.Popen[bytes]", progress: Progress, ends: EndConditions) -> RunEnd:
+def _wait(driver: "subprocess.Popen[bytes]", progress: Progress, ends: StopConditions) -> RunEnd:
     """Wait for the driver and say how it ended; raise if the run has to end before."""
     while driver.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Lets another process read the stacks of this one: `tools/run/end_conditions.py` does so.
+"""Lets another process read the stacks of this one: `tools/run/stop_conditions.py` does so.
 
 Each process that loads the plugin in a run of the launcher, which sets `VARIABLE`, registers a
 signal on which Python's `faulthandler` writes the stacks of all threads into a file in memory,

@@ -13,8 +13,8 @@ from typing import IO
 from verl_gdpo.terminal import GO_ON, printable
 from verl_gdpo.tools.run import ray_folders
 from verl_gdpo.tools.run.checkpoints import checkpoints_of, newest_checkpoint, step_of
-from verl_gdpo.tools.run.end_conditions import RunEnd
 from verl_gdpo.tools.run.held_folder import HeldFolder
+from verl_gdpo.tools.run.stop_conditions import RunEnd
 from verl_gdpo.tools.run_folder import folder
 
 PROBE_BYTES = 1 << 20

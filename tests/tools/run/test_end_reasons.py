@@ -6,9 +6,9 @@ import signal
 import pytest
 from launched import errors_of
 
-from verl_gdpo.tools.run.end_conditions import RunEnd
-from verl_gdpo.tools.run.end_report import end_report
+from verl_gdpo.tools.run.end_reasons import end_report
 from verl_gdpo.tools.run.held_folder import HeldFolder
+from verl_gdpo.tools.run.stop_conditions import RunEnd
 
 
 def test_why_a_run_failed(tmp_path):

@@ -170,7 +170,7 @@ class HangWatch:
 
 
 @dataclass
-class EndConditions:
+class StopConditions:
     """What ends a run before its driver does.
 
     folder: of the run. If it is gone, the run is not ended for it, and is not watched for hangs.
