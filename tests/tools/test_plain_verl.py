@@ -171,6 +171,17 @@ def test_a_scorer_sees_what_the_run_scored(tmp_path):
     assert (scored["rewards"]["keyword"], scored["rewards"]["words"]) == (1.0, 1.0)
 
 
+def of_two(answer_str, ground_truth):
+    return float(ground_truth in answer_str)
+
+
+def test_a_scorer_gets_the_arguments_that_it_takes(tmp_path):
+    row = {**DUMP, "uid": "u_0_0", "gts": "4", "output": "it is 4"}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    (scored,) = read_dump(tmp_path / "1.jsonl", Scorer.of(f"{__name__}:of_two"))
+    assert scored["rewards"]["acc"] == 1.0
+
+
 def test_our_dumps_can_be_scored_again(tmp_path, capsys):
     """What the run trained on stays what the arms are compared with."""
     run = make_run(tmp_path / "run", steps=2)

@@ -42,7 +42,7 @@ from verl_gdpo.scoring.own_copy import own_copy
 from verl_gdpo.scoring.response import PARTS, arguments_for
 from verl_gdpo.scoring.reward_file import load
 from verl_gdpo.scoring.scorer_calls import FunctionFailed
-from verl_gdpo.scoring.signatures import keywords_of
+from verl_gdpo.scoring.signatures import keywords_of, taken_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -143,10 +143,7 @@ class ListedFunction:
             taken["ground_truth"] = row["ground_truth"]
             taken["response_tokens"] = row["extra_info"]["response_tokens"]
         else:
-            names, takes_all = keywords_of(self.function)
-            if takes_all:
-                names |= row.keys() - NOT_OF_VERL
-            taken = {name: row[name] for name in names if name in row}
+            taken = taken_arguments(self.function, row, if_named=NOT_OF_VERL)
         if is_shared:
             taken = own_copy(taken)
         # An option stands in the place of an argument with its name.

@@ -30,6 +30,10 @@ async def waits(solution_str, **_):
 def broken(solution_str, **_):
     return {"nan": float("nan")} if solution_str == "2" else {"nan": 1.0}
 
+def few(answer_str, ground_truth, prompt):
+    assert prompt[0]["role"] == "user"
+    return float(ground_truth in answer_str)
+
 def forgets(solution_str, **_):
     return "five"
 """
@@ -97,6 +101,11 @@ def test_data_sources_are_told_apart_and_compared(run, tmp_path, capsys):
     (line,) = [line for line in compared.splitlines() if line.startswith("correct ")]
     assert line.split()[:4] == ["correct", "0.812", "0.812", "0.000"]
     assert "WARNING" not in compared
+
+
+def test_a_function_gets_the_arguments_that_it_takes(run, capsys):
+    assert run(function="few") == 0
+    assert "acc  0.625" in capsys.readouterr().out
 
 
 def test_a_function_that_waits_and_returns_a_number(run, tmp_path, capsys):

@@ -16,7 +16,8 @@ from typing import Any
 
 from verl_gdpo.algorithm.values import is_number, value_or_error
 from verl_gdpo.scoring.own_copy import own_copy
-from verl_gdpo.scoring.response import parts_taken_by
+from verl_gdpo.scoring.response import PARTS
+from verl_gdpo.scoring.signatures import taken_arguments
 from verl_gdpo.tasks import TASKS
 from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 from verl_gdpo.tools.evaluate.benchmark import (
@@ -176,7 +177,10 @@ def columns_of(
 def _called(
     scorer: Scorer, row: Mapping[str, Any], answer: Answer, keywords: Mapping[str, Any]
 ) -> Any:
-    """Return what the function returns, called as the reward manager calls it in validation."""
+    """Return what the function returns, called as the reward manager calls it in validation.
+
+    As a function of a list, it gets what it takes.
+    """
     response = answer.response
     extra_info = own_copy(dict(row.get("extra_info") or {}))
     extra_info["response_tokens"] = answer.tokens
@@ -186,16 +190,17 @@ def _called(
     extra_info["tool_seconds"] = 0.0
     # They are the prompt and the answer.
     extra_info["num_turns"] = 2
-    parts = {"answer_str": response.answer, "reasoning_str": response.reasoning}
-    parts_taken = {name: parts[name] for name in parts_taken_by(scorer.function)}
-    result = scorer.function(
-        data_source=row["data_source"],
-        solution_str=answer.text,
-        ground_truth=own_copy(row["reward_model"]["ground_truth"]),
-        extra_info=extra_info,
-        **parts_taken,
-        **keywords,
-    )
+    arguments = {
+        "data_source": row["data_source"],
+        "solution_str": answer.text,
+        "ground_truth": own_copy(row["reward_model"]["ground_truth"]),
+        "extra_info": extra_info,
+        "answer_str": response.answer,
+        "reasoning_str": response.reasoning,
+        "prompt": own_copy(list(row["prompt"])),
+    }
+    taken = taken_arguments(scorer.function, arguments, if_named=(*PARTS, "prompt"))
+    result = scorer.function(**{**taken, **keywords})
     if inspect.iscoroutine(result):
         return asyncio.run(result)
     return result

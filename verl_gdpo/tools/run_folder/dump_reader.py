@@ -34,8 +34,9 @@ from typing import Any
 
 from verl_gdpo.algorithm.rows import BatchRows, RowKey
 from verl_gdpo.algorithm.values import is_number
-from verl_gdpo.scoring.response import Response, arguments_for, parts_taken_by
+from verl_gdpo.scoring.response import PARTS, Response, arguments_for
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX, load
+from verl_gdpo.scoring.signatures import taken_arguments
 from verl_gdpo.tasks import TASKS, Task
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
@@ -131,15 +132,15 @@ class Scorer:
         if length is not None:
             extra_info["response_tokens"] = length
             extra_info["generated_tokens"] = response.generated_tokens
-        parts = {"answer_str": response.answer, "reasoning_str": response.reasoning}
-        taken = {name: parts[name] for name in parts_taken_by(self.function)}
-        return self.function(
-            data_source=source,
-            solution_str=row["output"],
-            ground_truth=row["gts"],
-            extra_info=extra_info,
-            **taken,
-        )
+        arguments = {
+            "data_source": source,
+            "solution_str": row["output"],
+            "ground_truth": row["gts"],
+            "extra_info": extra_info,
+            "answer_str": response.answer,
+            "reasoning_str": response.reasoning,
+        }
+        return self.function(**taken_arguments(self.function, arguments, if_named=PARTS))
 
 
 def named_rewards(result: Any, what: str) -> dict[str, Any]:
