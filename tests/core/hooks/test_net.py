@@ -22,7 +22,7 @@ def test_each_function_of_the_table_has_what_is_lost_without_it():
 
 @pytest.mark.parametrize(("mark", "ends_run"), [("ends the run", True), ("lost", False)])
 def test_the_lists_in_the_docs(mark, ends_run):
-    text = (REPO / "docs" / "trainers.md").read_text()
+    text = (REPO / "docs" / "how_it_works.md").read_text()
     (shown,) = re.findall(rf"<!-- without: {mark} -->\n(.*?)<!-- end -->", text, re.S)
     rows = ["| function | without it |", "|---|---|"]
     for each in EXTENSIONS:
