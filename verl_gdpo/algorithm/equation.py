@@ -82,8 +82,9 @@ def compute_gdpo_scalars(
 
     A reward that is constant in a group contributes exactly 0 there. A group with a single sample
     has S = 0 and stays in the statistics of step 3. A sample that has no reward with a weight is
-    left out of step 3, and its A is 0. S is set to exactly 0 where rewards cancel up to the
-    rounding errors of the rewards and of step 1; see `zero.sum_without_rounding`.
+    left out of step 3, and its A is 0; but group_norm="summed" takes it for a sum of 0, as GRPO
+    does. S is set to exactly 0 where rewards cancel up to the rounding errors of the rewards and of
+    step 1; see `zero.sum_without_rounding`.
 
     Raises:
         ValueError: shapes disagree, a reward of a valid sample is NaN or infinite, an option is

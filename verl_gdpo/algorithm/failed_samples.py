@@ -10,6 +10,9 @@ import numpy as np
 from verl_gdpo.algorithm.rows import ABSENT, BatchRows
 from verl_gdpo.algorithm.values import DROPPED, FAILED, NOTES_KEY, RewardError
 
+# The columns of a validation that hold the weighted sum of a sample: our manager's, and verl's.
+SUMS = ("score", "reward")
+
 
 def drop_failed(rows: BatchRows, smallest: int) -> BatchRows:
     """Return the rows with the notes of all samples, of which those that are `DROPPED` are padding.
@@ -66,8 +69,9 @@ def refuse_failures(notes: Sequence[Mapping[str, float]], most: float, where: st
             continue
         share = sum(note[key] for note in notes) / len(notes)
         if share > most:
+            what = key.replace(FAILED, "failed ", 1)
             raise RewardError(
-                f"reward.reward_functions: {key.replace('_', ' ')}: {share:.0%} of the samples "
+                f"reward.reward_functions: {what}: {share:.0%} of the samples "
                 f"{where}, and algorithm.gdpo.max_failed={most:g}. The log of the reward workers "
                 "has each error"
             )
@@ -81,3 +85,17 @@ def empty_dropped(infos: Mapping[str, list[Any]]) -> None:
         # This empties the notes as well, which are one of the columns.
         for column in infos.values():
             column[row] = None
+
+
+def empty_sums_of_failed(infos: Mapping[str, list[Any]]) -> None:
+    """Set the summed rewards of each sample that a function could not score to None.
+
+    Such a sum lacks a part, so that it would count as a low score in validation.
+    """
+    for row, notes in enumerate(infos.get(NOTES_KEY, ())):
+        has_failed = any(value for key, value in (notes or {}).items() if key.startswith(FAILED))
+        if not has_failed:
+            continue
+        for name in SUMS:
+            if name in infos:
+                infos[name][row] = None

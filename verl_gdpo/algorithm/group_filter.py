@@ -133,6 +133,10 @@ def classify_groups(
     Args:
         metric_B: what must vary as well, if a sample of the group has it; NaN where it is missing.
     """
+    # Dropped samples are padding, so that the groups of one look may have none left.
+    if not rows.samples:
+        none_outside = dict.fromkeys(settings.keep_groups or {}, 0)
+        return Groups(dict.fromkeys(group_ids, 0.0), none_outside, set())
     rewards = RewardMatrix.of(rows, settings)
     number_of: dict[str, int] = {}  # {group: its number}
     for group in group_ids:

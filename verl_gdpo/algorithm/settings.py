@@ -423,7 +423,7 @@ class GdpoSettings(Options):
     """the options of another implementation; see [dialects](variants.md#dialects)"""
 
     max_failed: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """the run ends if functions fail for a larger share of the samples of a step"""
+    """the run ends if functions fail for a larger share of the samples of a step or validation"""
     min_group: Annotated[int, Field(ge=1)] = 2
     """a group leaves as a whole if fewer of its samples stay after `on_error: drop`"""
 

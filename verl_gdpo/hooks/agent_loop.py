@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.values import AGENT_SCORE_KEY, OF_AGENT_LOOPS, ROLLOUT_KEY
 from verl_gdpo.hooks import net
-from verl_gdpo.hooks.before_training import runs_gdpo_manager
+from verl_gdpo.hooks.before_training import may_have_gdpo_manager, runs_gdpo_manager
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.extend import Function, attach, record_of
 from verl_gdpo.scoring.function_list import KEY, OF_GROUP
@@ -205,6 +205,8 @@ def _is_for_us(worker: Any) -> bool:
     # Another run's configuration has another answer.
     if config is not worker.config:
         estimator = OmegaConf.select(worker.config, "algorithm.adv_estimator")
-        is_ours = estimator == "gdpo" or runs_gdpo_manager(worker.config)
+        is_ours = estimator == "gdpo" or (
+            may_have_gdpo_manager(worker.config) and runs_gdpo_manager(worker.config)
+        )
         attach(worker, (worker.config, is_ours))
     return bool(is_ours)

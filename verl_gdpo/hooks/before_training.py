@@ -67,6 +67,23 @@ def runs_gdpo_manager(config: Any) -> bool:
     return is_ours(manager_cls)
 
 
+def may_have_gdpo_manager(config: Any) -> bool:
+    """Return False if a manager's file does not name this package, so that it is not ours.
+
+    verl runs that file in its reward workers alone. Other processes ask this before they run it.
+    """
+    source = OmegaConf.select(config, "reward.reward_manager.source")
+    path = str(OmegaConf.select(config, "reward.reward_manager.module.path"))
+    if source != "importlib" or path.startswith("pkg://"):
+        return True
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # verl says so where it loads the file.
+        return False
+    return "verl_gdpo" in text
+
+
 def check_reward_workers(workers: Sequence[Any], sources: Iterable[str]) -> None:
     """Ask every reward worker which manager it runs, because a node may lack the package.
 

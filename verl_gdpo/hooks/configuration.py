@@ -495,6 +495,12 @@ def _mistakes_of_list(config: Any, settings: GdpoSettings, estimator: str) -> It
                 f"{FUNCTIONS}.{name}.on_error={entry['on_error']}: {why}, so a sample without this "
                 "reward would count as a bad one. Set on_error=stop"
             )
+        term = (settings.rewards or {}).get(name)
+        if entry["rubric"] and term is not None and term.fallback:
+            yield (
+                f"{WHERE}.rewards.{name}.otherwise={term.otherwise}: the reward is a rubric, of "
+                "which each criterion would get the number. Set otherwise=zero or missing"
+            )
         is_trained = is_asked(entry, is_validation=False)
         if entry["rubric"] and settings.combine is not None and is_trained:
             yield (
@@ -769,6 +775,15 @@ def _conditions_never_met(
                     f"{name!r} and no {term.when.reward!r}, so none of them would ever meet the "
                     "condition. Train these rows in a run of their own, or without the condition"
                 )
+
+
+def refuse_group_filter(config: Any) -> None:
+    """Raise ValueError if groups are to be filtered on the legacy trainer, which filters none."""
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        raise ValueError(
+            "algorithm.filter_groups.enable=True with trainer.use_v1=False: verl's legacy "
+            "trainer does not filter. Set trainer.use_v1=True, or filter_groups.enable=False"
+        )
 
 
 def uses_gdpo_manager(config: Any) -> bool:

@@ -29,6 +29,7 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import ABSENT, BatchRows, RowKey, columns_of
 from verl_gdpo.algorithm.settings import WHERE, GdpoSettings
 from verl_gdpo.algorithm.values import (
+    NOTES_KEY,
     ROLLOUT_KEY,
     RewardError,
     as_numbers_or_text,
@@ -39,6 +40,7 @@ from verl_gdpo.hooks import trainer as any_trainer
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages
 from verl_gdpo.hooks.agent_loop import INFO, IS_OURS
 from verl_gdpo.hooks.call import Call
+from verl_gdpo.hooks.configuration import refuse_group_filter
 from verl_gdpo.hooks.estimator import NO_REWARDS, fitting
 from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.rollout_guard import naming_the_dead
@@ -60,6 +62,9 @@ def extend(trainer: Any, config: Any) -> TrainerRecord | None:
     record = TrainerRecord.of(config)
     if record is not None:
         refuse_without_v1(config)
+        # A trainer of the user's may filter groups itself, as verl's DAPO recipe does.
+        if type(trainer).__module__.split(".")[0] == "verl":
+            refuse_group_filter(config)
         if record.settings.keep_groups:
             raise ValueError(
                 f"{WHERE}.keep_groups={record.settings.keep_groups}: verl's legacy trainers filter "
@@ -324,7 +329,10 @@ def extract_with_columns(call: Call) -> Any:
     for name, column in columns_of(infos).items():
         # verl knows no value that is absent.
         values = [None if value is ABSENT else value for value in column]
-        columns[name] = np.array(as_numbers_or_text(values), dtype=object)
+        # The notes of a sample are a dict, which a validation reads and leaves out.
+        if name != NOTES_KEY:
+            values = as_numbers_or_text(values)
+        columns[name] = np.array(values, dtype=object)
     return scores, columns
 
 

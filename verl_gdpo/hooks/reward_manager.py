@@ -56,6 +56,7 @@ from verl_gdpo.scoring.function_list import (
     validation_settings,
 )
 from verl_gdpo.scoring.limits import Limiter, check_limits
+from verl_gdpo.scoring.own_copy import own_copy
 from verl_gdpo.scoring.response import (
     PARTS,
     Response,
@@ -348,6 +349,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         """Score a row by the function of `reward.custom_reward_function`, or else by verl's own."""
         # verl's own managers hand over none of ours, and a function may not take them.
         taken = {name: value for name, value in row.items() if name not in NOT_OF_VERL}
+        # A function may change what it gets, and the row is read again for the dump.
+        taken["extra_info"] = own_copy(taken["extra_info"])
         for name in self._parts_of_custom:
             taken[name] = row[name]
         score = functools.partial(self.compute_score, **taken)

@@ -25,7 +25,11 @@ import verl
 from omegaconf import OmegaConf
 
 import verl_gdpo
-from verl_gdpo.algorithm.failed_samples import empty_dropped
+from verl_gdpo.algorithm.failed_samples import (
+    empty_dropped,
+    empty_sums_of_failed,
+    refuse_failures,
+)
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import (
@@ -432,9 +436,16 @@ def dump_generations(call: Call) -> Any:
 
 
 def update_validation_metrics(call: Call) -> Any:
-    """Leave out what is not a reward, dropped samples, and those to which `acc` does not apply."""
+    """Leave out what is not a reward, samples that failed, and those to which `acc` does not apply.
+
+    Raises:
+        RewardError: functions failed for more of the samples than `max_failed`.
+    """
     infos = call["reward_extra_infos_dict"]
+    notes = [of_sample for of_sample in infos.get(NOTES_KEY, ()) if of_sample]
+    refuse_failures(notes, record_of(call.instance).settings.max_failed, "of a validation")
     empty_dropped(infos)
+    empty_sums_of_failed(infos)
     averaged = {}
     for name, column in infos.items():
         # The criteria of a rubric are no numbers. Its score stands under its own name.

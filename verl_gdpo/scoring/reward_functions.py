@@ -92,16 +92,13 @@ class ListedFunction:
     def scores(self, data_source: str) -> bool:
         return scores_source(self.entry, data_source)
 
-    async def rewards(self, run: Run, row: Mapping[str, Any], is_shared: bool) -> dict[str, Any]:
-        """Return {name: value} for a row, of which `row` has all that a function may take.
-
-        is_shared: whether other functions score the row too.
-        """
+    async def rewards(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return {name: value} for a row, of which `row` has all that a function may take."""
         # A function of a group is called once for all rows, and each row takes its own result.
         if self.entry["group"]:
-            result = await row[OF_GROUP](self, run, is_shared)
+            result = await row[OF_GROUP](self, run)
         else:
-            result = await run(self, self.call(row, is_shared))
+            result = await run(self, self.call(row))
         if self.entry["rubric"]:
             return self._criteria(result, row["extra_info"])
         return self.named(result)
@@ -115,11 +112,11 @@ class ListedFunction:
         return {self.name: None, f"{RUBRIC_KEY}{self.name}": criteria_of(result, weights)}
 
     async def rewards_or_none(
-        self, run: Run, row: Mapping[str, Any], is_shared: bool
+        self, run: Run, row: Mapping[str, Any]
     ) -> tuple[dict[str, Any], bool]:
         """Return the rewards of a row, and whether the function failed."""
         try:
-            return await self.rewards(run, row, is_shared), False
+            return await self.rewards(run, row), False
         except (WrongNames, AllStuckError):
             # These are no failures of one sample, so `on_error` does not hold.
             raise
@@ -130,11 +127,11 @@ class ListedFunction:
             # Rewards that a sample does not have are None, which is not the same as 0.
             return dict.fromkeys(self.names), True
 
-    def call(self, row: Mapping[str, Any], is_shared: bool) -> functools.partial[Result]:
+    def call(self, row: Mapping[str, Any]) -> functools.partial[Result]:
         """Return the call with what it takes of a row, or of a group.
 
-        A function may change what it gets. So each call has its own copy of the entry's options
-        and, if other functions score the row too, of the row.
+        A function may change what it gets. So each call has its own copy of the row and of the
+        entry's options.
         """
         if "task" in self.entry:
             task = task_of_entry(f"{KEY}.{self.name}", self.entry)
@@ -144,10 +141,8 @@ class ListedFunction:
             taken["response_tokens"] = row["extra_info"]["response_tokens"]
         else:
             taken = taken_arguments(self.function, row, if_named=NOT_OF_VERL)
-        if is_shared:
-            taken = own_copy(taken)
         # An option stands in the place of an argument with its name.
-        arguments = {**taken, **own_copy(dict(self.options))}
+        arguments = own_copy({**taken, **self.options})
         return functools.partial(self.function, **arguments)
 
     def named(self, result: Result) -> dict[str, Any]:
@@ -157,11 +152,17 @@ class ListedFunction:
         {'judge__clear': 1.0, 'judge__why': 'short'}
 
         Raises:
-            ValueError: a `score` is not the sum of the numbers beside it.
+            ValueError: it is neither a number nor None nor a dict, or a `score` is not the sum of
+                the numbers beside it.
         """
-        named = {self.name: result}
         if isinstance(result, Mapping):
             named = self._named_keys(result)
+        elif result is None or is_number(result):
+            named = {self.name: result}
+        else:
+            raise ValueError(
+                f"it returned {result!r:.99}; expected a number, None or {{name: reward}}"
+            )
         self._check_names(named)
         return named
 
@@ -390,8 +391,7 @@ async def score_with(
     own = [each for each in listed if each.scores(source)]
     if not own:
         raise ValueError(f"{KEY}: no function scores rows of data_source {source!r}")
-    is_shared = len(own) > 1
-    scoring = [each.rewards_or_none(run, row, is_shared) for each in own]
+    scoring = [each.rewards_or_none(run, row) for each in own]
     results = await asyncio.gather(*scoring)
 
     # All rows need the same names, so a reward of another source is None here.

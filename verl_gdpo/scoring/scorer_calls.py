@@ -212,19 +212,16 @@ class Rows:
         # {name of a function of the group: its results, one a row}
         self._calls: dict[str, asyncio.Future[list[Any]]] = {}
 
-    async def result(self, place: int, function: Any, run: Any, is_shared: bool) -> Any:
-        """Return the result for a row. The function is called once for all of them.
-
-        is_shared: whether other functions score the rows too.
-        """
+    async def result(self, place: int, function: Any, run: Any) -> Any:
+        """Return the result for a row. The function is called once for all of them."""
         if function.name not in self._calls:
-            calling = self._results(function, run, is_shared)
+            calling = self._results(function, run)
             self._calls[function.name] = asyncio.ensure_future(calling)
         # Who waits for a row may be cancelled alone, and the call is that of all rows.
         results = await asyncio.shield(self._calls[function.name])
         return results[place]
 
-    async def _results(self, function: Any, run: Any, is_shared: bool) -> list[Any]:
+    async def _results(self, function: Any, run: Any) -> list[Any]:
         """Call the function of a group, and return a result for each row."""
         if not self.is_whole:
             raise ValueError(
@@ -238,7 +235,7 @@ class Rows:
         for name, plural in PLURAL.items():
             del group[name]
             group[plural] = [row[name] for row in rows]
-        results = await run(function, function.call(group, is_shared))
+        results = await run(function, function.call(group))
         if not isinstance(results, list) or len(results) != len(rows):
             raise ValueError(
                 f"it returned {results!r:.99} for a group of {len(rows)}; "

@@ -2,7 +2,12 @@
 
 import pytest
 
-from verl_gdpo.algorithm.failed_samples import drop_failed, empty_dropped, refuse_failures
+from verl_gdpo.algorithm.failed_samples import (
+    drop_failed,
+    empty_dropped,
+    empty_sums_of_failed,
+    refuse_failures,
+)
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.values import DROPPED, NOTES_KEY, RewardError
 
@@ -49,6 +54,9 @@ def test_too_many_failed_samples():
         RewardError, match=r"failed judge: 25% .* of step 7, and .*max_failed=0.2\."
     ):
         refuse_failures(notes, 0.2, "of step 7")
+    named = [{"failed_style_judge": 1.0}]
+    with pytest.raises(RewardError, match=r"reward_functions: failed style_judge: 100%"):
+        refuse_failures(named, 0.2, "of step 7")
     # durations are no shares
     refuse_failures([{"judge_seconds": 9.0}], 0.0, "of step 7")
 
@@ -60,3 +68,10 @@ def test_all_values_of_a_dropped_sample_become_none():
     without = {"a": [1.0]}
     empty_dropped(without)
     assert without == {"a": [1.0]}
+
+
+def test_the_sum_of_a_sample_that_failed_counts_nowhere():
+    notes = [{"failed_judge": 1.0}, {"failed_judge": 0.0}, None]
+    infos = {"reward": [1.0, 2.0, 3.0], "right": [1.0, 1.0, 1.0], NOTES_KEY: notes}
+    empty_sums_of_failed(infos)
+    assert infos == {"reward": [None, 2.0, 3.0], "right": [1.0, 1.0, 1.0], NOTES_KEY: notes}

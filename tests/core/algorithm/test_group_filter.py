@@ -26,6 +26,14 @@ def test_a_group_that_is_only_padding_is_not_kept(place, metric):
     assert kept == {"varies": None, "same": 1.0, "padding": 0.0}
 
 
+def test_groups_that_are_dropped_whole_are_not_kept():
+    """As of one look, after `on_error: drop` took all samples of them."""
+    rows = BatchRows.from_keys(["u_0_0", "u_1_0"], [{"right": 0.0}] * 2, ["s"] * 2, [True, True])
+    settings = GdpoSettings(keep_groups={"right": (0.0, 1.0)})
+    groups = classify_groups(rows, ["u", "u"], settings, None)
+    assert groups == Groups({"u": 0.0}, {"right": 0}, set())
+
+
 @pytest.mark.parametrize(
     ("metric_B", "kept"),
     [

@@ -24,9 +24,11 @@ from verl.trainer.ppo import core_algos, metric_utils, ray_trainer
 from verl.trainer.ppo.reward import extract_reward
 from verl_batch import GROUPS, REWARDS, algorithm, batch, verl_config
 
-from verl_gdpo.algorithm.values import RewardError
-from verl_gdpo.hooks import legacy
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.algorithm.values import NOTES_KEY, RewardError
+from verl_gdpo.hooks import fully_async, legacy
 from verl_gdpo.hooks.advantage_step import current_step
+from verl_gdpo.hooks.agent_loop import INFO, IS_OURS
 from verl_gdpo.hooks.estimator import fitting
 from verl_gdpo.hooks.extend import attach, record_of
 from verl_gdpo.hooks.legacy import leave_out_none
@@ -457,13 +459,13 @@ def test_an_asynchronous_trainer_is_extended_when_it_is_made(estimator):
     manager = f"reward.reward_manager.name={'gdpo' if is_ours else 'naive'}"
     config = verl_config(f"algorithm.adv_estimator={estimator}", manager)
     trainer = object.__new__(AsyncTrainer)
-    construct = stand_in(legacy.construct_trainer, AsyncTrainer.__init__)
+    construct = stand_in(fully_async.construct_trainer, AsyncTrainer.__init__)
     construct(trainer, config, "actor", kind="async")
     assert (trainer.config, trainer.made) == (config, ("actor", "async"))
     record = record_of(trainer)
     assert (record is not None) == is_ours
     assert legacy.extend(trainer, config) is record  # once
-    asyncio.run(stand_in(legacy.fit_trainer, AsyncTrainer.fit)(trainer))
+    asyncio.run(stand_in(fully_async.fit_trainer, AsyncTrainer.fit)(trainer))
     assert trainer.fits_in is (trainer if is_ours else None)
     assert hasattr(trainer, "dumps_are_written") == is_ours
     trainer.global_steps = 3
@@ -550,6 +552,29 @@ def test_groups_cannot_be_kept_by_a_mean_here():
         legacy.extend(SimpleNamespace(), config)
 
 
+def test_verls_own_legacy_trainer_filters_no_groups():
+    """A trainer of the user's may, as verl's DAPO recipe does."""
+    overrides = ["trainer.use_v1=False", "algorithm.filter_groups.enable=True"]
+    with pytest.raises(ValueError, match=r"filter_groups.enable=True .*legacy trainer does not f"):
+        legacy.extend(object.__new__(ray_trainer.RayPPOTrainer), verl_config(*overrides))
+    assert record_of(Trainer(overrides[1])) is not None
+
+
+def test_the_notes_of_scorers_stay_dicts():
+    """A validation reads them."""
+    notes = [{"failed_judge": 0.0}, {"failed_judge": 1.0}]
+    infos = np.array([{"a": 1.0, NOTES_KEY: notes[0]}, {"a": None, NOTES_KEY: notes[1]}])
+    columns = {INFO: infos, IS_OURS: np.ones(2, dtype=bool), "uid": np.array(["u", "v"])}
+    data = DataProto.from_dict(
+        tensors={"rm_scores": torch.zeros(2, 3)},
+        non_tensors={name: column.astype(object) for name, column in columns.items()},
+        meta_info={"reward_extra_keys": []},
+    )
+    _, columns = extract_reward(data)
+    assert columns[NOTES_KEY].tolist() == notes
+    assert columns["a"].tolist() == [1.0, None]
+
+
 def test_a_main_module_that_holds_verls_functions_can_be_pickled():
     """Ray pickles a task runner of `__main__` by value, with all that it names."""
     for name in (
@@ -603,7 +628,7 @@ def of_0_9_1(data_sources, sample_uids, infos_dict, seed=42, expected_acc_counts
 
 def averaged_by_a_trainer_with_gdpo(verls, *columns):
     trainer = Trainer()
-    attach(trainer, SimpleNamespace())
+    attach(trainer, SimpleNamespace(settings=GdpoSettings()))
 
     def verls_update(self, data_sources, sample_uids, reward_extra_infos_dict):
         average = stand_in(leave_out_none, verls)

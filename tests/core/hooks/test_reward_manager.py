@@ -33,7 +33,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import ERROR_KEY, NOTES_KEY, RESPONSE_KEY
-from verl_gdpo.hooks.before_training import runs_gdpo_manager
+from verl_gdpo.hooks.before_training import may_have_gdpo_manager, runs_gdpo_manager
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring import scorer_calls, threads
 from verl_gdpo.scoring.response import ResponseReader, Tags
@@ -354,6 +354,19 @@ def test_whose_manager_verl_would_make(monkeypatch, tmp_path):
     assert runs("mine")
     assert not runs("nobody")  # verl says so when it makes them
     assert runs("Mine", source="importlib") and not runs("Other", source="importlib")
+
+
+def test_a_file_of_a_manager_is_run_only_if_it_names_us(tmp_path):
+    """An agent loop worker asks; verl itself runs the file in its reward workers alone."""
+    config = verl_config("reward.reward_manager.source=importlib")
+    path = tmp_path / "managers.py"
+    config.reward.reward_manager.module.path = str(path)
+    assert not may_have_gdpo_manager(config)  # verl says that there is no file
+    path.write_text("raise RuntimeError\n")
+    assert not may_have_gdpo_manager(config)
+    path.write_text(MANAGERS)
+    assert may_have_gdpo_manager(config)
+    assert may_have_gdpo_manager(verl_config("reward.reward_manager.name=mine"))
 
 
 @pytest.fixture(params=["plain", "async"])

@@ -9,10 +9,11 @@ from v1_step import dump, ours, step_of
 from verl.trainer.ppo.core_algos import agg_loss
 from verl_batch import verl_config
 
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import DROPPED, NOTES_KEY, RewardError
 from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.configuration import settings_of_run
-from verl_gdpo.hooks.extend import record_of
+from verl_gdpo.hooks.extend import attach, record_of
 from verl_gdpo.hooks.trainer import update_validation_metrics
 from verl_gdpo.tools.run_folder.dump_reader import read_dump, reward_rows
 
@@ -151,8 +152,30 @@ def test_validation_leaves_out_dropped_samples():
     def verls(self, data_sources, sample_uids, reward_extra_infos_dict, **counts):
         return reward_extra_infos_dict, counts
 
-    result = stand_in(update_validation_metrics, verls)(None, "ss", "uu", infos, **counts)
+    update = stand_in(update_validation_metrics, verls)
+    result = update(trainer_with(GdpoSettings(max_failed=0.5)), "ss", "uu", infos, **counts)
     assert result == (expected, {"expected_acc_counts": {("s", "u"): 1}})
+
+
+def test_a_validation_without_a_judge_is_no_low_score():
+    """The sum of a sample lacks what the judge would have given."""
+    notes = [{"failed_judge": 1.0}, {"failed_judge": 0.0}]
+    infos = {"reward": [1.0, 1.8], "judge": [None, 0.8], "score": [1.0, 1.8], NOTES_KEY: notes}
+
+    def verls(self, data_sources, sample_uids, reward_extra_infos_dict):
+        return reward_extra_infos_dict
+
+    update = stand_in(update_validation_metrics, verls)
+    result = update(trainer_with(GdpoSettings(max_failed=0.5)), "ss", "uu", infos)
+    assert result == {"reward": [None, 1.8], "judge": [None, 0.8], "score": [None, 1.8]}
+    with pytest.raises(RewardError, match="failed judge: 50% of the samples of a validation"):
+        update(trainer_with(GdpoSettings()), "ss", "uu", infos)
+
+
+def trainer_with(settings):
+    trainer = SimpleNamespace()
+    attach(trainer, SimpleNamespace(settings=settings))
+    return trainer
 
 
 def test_where_samples_cannot_be_dropped():

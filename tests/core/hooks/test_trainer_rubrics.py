@@ -12,9 +12,11 @@ from stand_in import stand_in
 from v1_step import dump, ours, step_of
 from verl_batch import verl_config
 
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import RUBRIC_KEY, RewardError
 from verl_gdpo.hooks import legacy
 from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.hooks.extend import attach
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.trainer import update_validation_metrics
 from verl_gdpo.scoring.reward_functions import reward_functions
@@ -180,8 +182,19 @@ def test_validation_has_one_series():
     def verls(self, data_sources, sample_uids, reward_extra_infos_dict):
         return reward_extra_infos_dict
 
-    infos = stand_in(update_validation_metrics, verls)(None, "ss", "uu", infos)
+    trainer = SimpleNamespace()
+    attach(trainer, SimpleNamespace(settings=GdpoSettings()))
+    infos = stand_in(update_validation_metrics, verls)(trainer, "ss", "uu", infos)
     assert infos == {"judge": [0.5, 1.0]}
+
+
+def test_a_rubric_takes_no_number_as_otherwise(entries):
+    """Each criterion would get it, and the score of verl would have it once."""
+    entries = [each.replace(", weight: 2.0", "").replace(", weight: 0.5", "") for each in entries]
+    message = r"gdpo.rewards.judge.otherwise=-1.0: the reward is a rubric.*Set otherwise=zero or mi"
+    with pytest.raises(ValueError, match=message):
+        settings_of_run(verl_config(*entries, gated("-1.0")))
+    settings_of_run(verl_config(*entries, gated("zero")))
 
 
 def test_where_no_rubric_can_be(entries):

@@ -1,5 +1,7 @@
 """`validation: only` and `never`: another reward in a validation."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from reward_rows import Tokenizer, scored
@@ -7,9 +9,10 @@ from run_config import listed
 from stand_in import stand_in
 from verl.trainer.ppo.metric_utils import process_validation_metrics
 
-from verl_gdpo.algorithm.settings import RewardTerm
+from verl_gdpo.algorithm.settings import GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.values import ERROR_KEY
 from verl_gdpo.hooks.configuration import settings_of_run
+from verl_gdpo.hooks.extend import attach
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.trainer import update_validation_metrics
 from verl_gdpo.scoring.function_list import check_sources, validation_settings
@@ -170,7 +173,9 @@ def test_what_a_validation_shows(file):
         return process_validation_metrics(data_sources, sample_uids, reward_extra_infos_dict)
 
     extended = stand_in(update_validation_metrics, verls)
-    metrics = extended(None, sources, ["u", "v", "w"], columns)
+    trainer = SimpleNamespace()
+    attach(trainer, SimpleNamespace(settings=GdpoSettings()))
+    metrics = extended(trainer, sources, ["u", "v", "w"], columns)
     means = {}
     for source, of_names in metrics.items():
         for name, of_name in of_names.items():

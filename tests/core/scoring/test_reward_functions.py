@@ -74,6 +74,12 @@ async def counts(solution_str, kind):
 def fails(solution_str):
     raise KeyError("a bug")
 
+def with_reason(solution_str):
+    return 0.5, "because"
+
+def in_words(solution_str):
+    return "good"
+
 def needs(solution_str, threshold):
     return 0.0
 
@@ -240,6 +246,11 @@ def test_what_a_list_refuses_when_it_is_loaded(file, entry, message):
     ("entries", "message"),
     [
         ({"x": {"name": "wrong_sum"}}, r"x: it returned score=9.0, which is not the sum of {'a'"),
+        (
+            {"x": {"name": "with_reason"}},
+            r"returned \(0.5, 'because'\); expected a number, None or",
+        ),
+        ({"x": {"name": "in_words"}, "y": {"name": "number"}}, "x: .*it returned 'good'; expected"),
         ({"x": {"name": "fails"}}, r"KeyError: 'a bug' \[.*my_rewards.py:\d+\]"),
         ({"x": {"name": "length", "sources": ["t"]}}, "no function scores rows of data_source 's'"),
         (
@@ -523,8 +534,8 @@ def test_what_a_function_changes_is_its_own(tmp_path, name):
     assert len(seen) == 6 and all(each[2] is box for each in seen)
 
 
-def test_a_function_alone_gets_the_row_itself(tmp_path):
-    """Nobody else sees what it changes, so that a copy would only take time."""
+def test_a_function_alone_has_its_own_copy_too(tmp_path):
+    """The row is read again after it, for the dump and for the criteria of a rubric."""
     path = tmp_path / "changing_rewards.py"
     path.write_text(CHANGING)
     entry = {"path": str(path), "name": "changes", "words": ["a"]}
@@ -532,7 +543,7 @@ def test_a_function_alone_gets_the_row_itself(tmp_path):
     fields = changeable(Box())
     assert scored(manager_of(config), **fields)["reward_extra_info"]["a"] == 11.0
     ((_, truth, _, lists),) = sys.modules["changing_rewards"].seen
-    assert truth is fields["truth"] and lists is fields["extra_info"]["lists"]
+    assert truth is not fields["truth"] and lists is not fields["extra_info"]["lists"]
 
 
 def test_copies_have_the_shape_of_the_value():

@@ -325,11 +325,7 @@ def weights_end(settings: GdpoSettings, steps: int) -> None:
 def check_trainer(config: Any) -> str:
     """Return the trainer's name; raise ValueError if it refuses the configuration."""
     if not config.trainer.get("use_v1", False):
-        if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-            raise ValueError(
-                "algorithm.filter_groups.enable=True with trainer.use_v1=False: verl's legacy "
-                "trainer does not filter. Set trainer.use_v1=True, or filter_groups.enable=False"
-            )
+        configuration.refuse_group_filter(config)
         return "legacy trainer"
     mode = config.trainer.v1.trainer_mode
     try:
