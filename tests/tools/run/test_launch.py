@@ -278,7 +278,7 @@ def test_each_start_has_metrics_of_its_own(tmp_path):
 def test_what_cannot_start_is_said(tmp_path):
     (tmp_path / "file").touch()
     for folder, exit_code, why in [
-        (tmp_path / "run", 1, r"FileNotFoundError: .*'/nowhere'"),
+        (tmp_path / "run", 127, r"FileNotFoundError: .*'/nowhere'"),
         (tmp_path / "file" / "run", 2, r"verl-gdpo run: \[Errno 20\] "),
     ]:
         words = launcher(folder, "--", "/nowhere")

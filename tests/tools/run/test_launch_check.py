@@ -8,6 +8,7 @@ from processes import completed
 
 from verl_gdpo.tools.run.launch import _check_of, launch, main
 
+TRAINER = ["-m", "verl.trainer.main_ppo", "a=1"]
 CHECKED = "import sys, time; time.sleep({seconds}); print({text!r}, flush=True); sys.exit({code})"
 
 
@@ -75,5 +76,48 @@ def test_the_check_gets_its_options(tmp_path, monkeypatch):
     assert main([*options, "--run-dir", str(tmp_path), *command]) == 0
     assert asked == [(command, ["--seconds=300", "--allow-flat"])]
     monkeypatch.undo()
-    told = _check_of(["python", "-m", "verl.trainer.main_ppo", "a=1"], ["--allow-flat"])
-    assert told == ["python", "-m", "verl_gdpo", "check", "--brief", "--allow-flat", "a=1"]
+    told = _check_of([sys.executable, *TRAINER], ["--allow-flat"])
+    assert told == [sys.executable, "-m", "verl_gdpo", "check", "--brief", "--allow-flat", "a=1"]
+
+
+def program(path, body):
+    """A program of the shell, such as a Python that is not ours."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_check_runs_in_the_python_of_the_command(tmp_path):
+    python = program(tmp_path / "python3.11", f'exec {sys.executable} "$@"')
+    for words in (
+        [python],
+        [python, "-u"],
+        ["env", "A=1", python, "-u", "-X", "dev"],
+        [python, "-m", "torch.distributed.run", "--nproc_per_node", "1"],
+    ):
+        assert _check_of([*words, *TRAINER], [])[:3] == [python, "-m", "verl_gdpo"]
+    # torchrun does not say which Python it starts: it is taken for ours.
+    for option in (["--nproc_per_node=1"], ["--nproc_per_node", "1"]):
+        assert _check_of(["torchrun", *option, *TRAINER], [])[0] == sys.executable
+
+
+def test_a_python_that_cannot_check_is_said_before_anything_starts(tmp_path, capfd):
+    run = tmp_path / "run"
+    bare = program(tmp_path / "python3", "exit 1")
+    for python in (bare, str(tmp_path / "python")):
+        words = ["--check", "--run-dir", str(run), python, *TRAINER]
+        assert main(words) == 2
+        message = capfd.readouterr().err
+        assert f"verl-gdpo run: --check: {python} has no verl-gdpo" in message
+        assert not run.exists()
+
+
+def test_a_check_that_cannot_start_ends_no_run(tmp_path, capfd):
+    """As where its Python goes away while the driver starts."""
+    command = driver(tmp_path, "time.sleep(1.5); sys.exit(0)")
+    end = launch(command, tmp_path, check=["/nowhere"], quiet=True)
+    assert (end.exit_code, end.reason) == (0, "finished")
+    messages = capfd.readouterr().err
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'" in messages
+    assert messages.count("the check could not start, so nothing was checked") == 1
+    assert "Traceback" not in messages

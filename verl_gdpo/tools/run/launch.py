@@ -15,6 +15,7 @@ renames or deletes the folder, the run goes on: see `held_folder.py`.
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -48,6 +49,13 @@ from verl_gdpo.tools.run_folder.folder import claim_metrics_file
 # With these, somebody asks a run to end.
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHECKED = "verl.trainer.main_ppo"  # the trainer whose configuration `verl-gdpo check` composes
+PYTHON = re.compile(r"python[\d.]*")  # the name of an interpreter, such as python3.11
+# a program for an interpreter: it says by its exit code whether verl-gdpo is installed there
+IS_INSTALLED = """
+import sys
+from importlib.util import find_spec
+sys.exit(find_spec("verl_gdpo") is None)
+"""
 
 
 def launch(
@@ -64,7 +72,9 @@ def launch(
     checkpoints: Path | None = None,
     trainer: Mapping[str, Any] | None = None,
 ) -> RunEnd:
-    """Run `command`; the exit code is the command's, 124 at the time limit, or 128 + signal.
+    """Run `command`; the exit code is the command's, or one that a shell has for how it ended.
+
+    These are 124 at the time limit, 127 if it cannot start, and 128 + signal.
 
     Args:
         command: program and arguments. Progress needs verl's file or console logger, and the watch
@@ -310,7 +320,8 @@ def _parser() -> argparse.ArgumentParser:
         "configuration: it writes into trainer.default_local_dir, adds `file` to trainer.logger, "
         "ends a run that hangs, and says how a stopped run goes on. Of any other command it shows "
         "the steps that verl logs, if it does, and writes into a new folder in runs/. The exit "
-        "code is the command's, 124 at the time limit, 128 + signal, or 2 for wrong arguments.",
+        "code is the command's, 124 at the time limit, 127 if it cannot start, 128 + signal, or 2 "
+        "for wrong arguments.",
     )
     add = parser.add_argument
     about = "the folder of train.log and metrics; default: verl's folder of checkpoints"
@@ -335,10 +346,39 @@ def _check_of(words: Sequence[str], options: Sequence[str]) -> list[str]:
     """Return the command that checks the configuration of `PYTHON -m MODULE key=value ...`.
 
     Raises:
-        ValueError: the command is not the trainer whose configuration `check` knows.
+        ValueError: the command is not the trainer whose configuration `check` knows, or its Python
+            has no verl-gdpo.
     """
     trainer = verls_trainer(words)
     if trainer is None or trainer.module != CHECKED:
         raise ValueError(f"--check needs a command such as: python -m {CHECKED} key=value ...")
-    python = words[list(words).index(CHECKED) - 2]
+    python = _python_of(words)
+    # Python ends with the same exit code if it lacks a module as `check` if it finds a problem, and
+    # a problem ends the run.
+    if not _has_verl_gdpo(python):
+        raise ValueError(
+            f"--check: {python} has no verl-gdpo, so it cannot check the configuration. Install "
+            "verl-gdpo there, or leave out --check"
+        )
     return [python, "-m", "verl_gdpo", "check", "--brief", *options, *trainer.arguments]
+
+
+def _python_of(words: Sequence[str]) -> str:
+    """Return the Python that a command starts `CHECKED` with.
+
+    It is this process's own if the command does not name one: torchrun is installed beside it.
+    """
+    before = words[: list(words).index(CHECKED)]
+    for word in reversed(before):
+        if PYTHON.fullmatch(Path(word).name):
+            return word
+    return sys.executable
+
+
+def _has_verl_gdpo(python: str) -> bool:
+    """Return whether an interpreter starts, and finds verl-gdpo."""
+    try:
+        done = subprocess.run([python, "-c", IS_INSTALLED], capture_output=True)
+    except OSError:
+        return False
+    return done.returncode == 0

@@ -7,6 +7,7 @@ it whose own parent ends, so it finds all that the command has started, whatever
 environments. When the command ends, or the keeper's input closes, which SIGKILL of the launcher
 does too, it ends them all, and removes their shared memory and their folder for temporary files. It
 removes the folder of Ray's session too, except after a failure, whose reason Ray's logs may have.
+If the command cannot start, the keeper says why and ends with `CANNOT_START`.
 
 The launcher is a subreaper too: if the keeper itself gets SIGKILL, it ends what is left, and
 removes the folder for temporary files. If both do, the driver gets SIGKILL from Linux, and Ray ends
@@ -34,6 +35,7 @@ import psutil
 SET_PARENT_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
 SESSION_TIME = "%Y-%m-%d_%H-%M-%S"  # in the names of Ray's sessions
+CANNOT_START = 127  # the exit code of a shell for a command that it does not find
 GRACE_SECONDS = 5.0  # the driver gets this time to end by itself
 POLL_SECONDS = 0.2
 SEGMENTS_SECONDS = 10.0  # between two looks for shared memory
@@ -90,12 +92,16 @@ def main() -> int:
     ):
         os.environ["TMPDIR"] = temporary  # for what nobody removes, such as the sockets of vLLM
         # In its own session, whose signals do not reach the keeper.
-        driver = subprocess.Popen(
-            sys.argv[1:],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
+        try:
+            driver = subprocess.Popen(
+                sys.argv[1:],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        except OSError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return CANNOT_START
         has_ended = _wait(driver, started, segments)
         if not has_ended:
             driver.terminate()

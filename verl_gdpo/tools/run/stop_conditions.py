@@ -23,8 +23,10 @@ from typing import Any
 import psutil
 
 from verl_gdpo.hooks.run_keys import HANG_MINUTES, hang_seconds
+from verl_gdpo.terminal import note
 from verl_gdpo.tools.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.tools.run.held_folder import HeldFolder
+from verl_gdpo.tools.run.processes import CANNOT_START
 from verl_gdpo.tools.run.stacks import SIGNAL, files_of
 from verl_gdpo.tools.run.starts import TIME_LIMIT_EXIT, read_start
 from verl_gdpo.tools.run_folder.folder import MetricsReader
@@ -205,6 +207,12 @@ class StopConditions:
         code = self.checking.poll()
         # It is None while the check goes on.
         if code is None or code == 0:
+            return
+        if code == CANNOT_START:
+            # Its keeper has said why. That says nothing of the configuration, so the run goes on.
+            self.checking = None
+            with suppress(OSError):  # nobody reads our messages any more
+                note("WARNING: the check could not start, so nothing was checked; the run goes on")
             return
         if code in CHECK_REFUSES:
             raise Stopped(RunEnd(FAILED_EXIT, "refused", "the check found a problem"))
