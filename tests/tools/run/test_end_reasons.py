@@ -4,7 +4,7 @@ import resource
 import signal
 
 import pytest
-from launched import errors_of
+from launched import errors_of, step_line, with_steps
 
 from verl_gdpo.tools.run.end_reasons import end_report
 from verl_gdpo.tools.run.held_folder import HeldFolder
@@ -28,6 +28,19 @@ def reported(folder, text):
     (folder / "train.log").write_text(text)
     with HeldFolder(folder) as held, (folder / "train.log").open("rb") as log:
         return end_report(held, RunEnd(1, "failed"), log)
+
+
+def test_a_stopped_resume_says_its_own_last_step(tmp_path):
+    """An earlier start got further, to step 6."""
+    with_steps(tmp_path, saved=3)
+    (tmp_path / "checkpoints" / "global_step_3").mkdir()
+    for number, steps in ((1, range(1, 7)), (2, range(4, 6))):
+        lines = [step_line(step, a=1.0) for step in steps]
+        (tmp_path / "metrics" / f"{number}.jsonl").write_text("".join(lines))
+    (tmp_path / "train.log").touch()
+    with HeldFolder(tmp_path) as held, (tmp_path / "train.log").open("rb") as log:
+        (report,) = end_report(held, RunEnd(130, "stopped"), log, last_step=5)
+    assert report.startswith("stopped at step 5; go on after global_step_3 with: ")
 
 
 OF_A_DEAD_ACTOR = """\

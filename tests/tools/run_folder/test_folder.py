@@ -57,6 +57,45 @@ def test_metrics_of_all_starts_are_read(tmp_path):
     assert validation_rewards(metrics) == {"format": {0: 0.2}}
 
 
+def of_start(number, steps):
+    return {step: {"gdpo/format/mean": number} for step in steps}
+
+
+TESTED = {"val-aux/rlla/format/mean@1": 0.9}
+GOT_TO_6 = of_start(1, range(1, 7))
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        ([of_start(2, (4, 5))], {1: 1, 2: 1, 3: 1, 4: 2, 5: 2}),
+        # of a second resume, which goes on from before or behind the first one's checkpoint
+        ([of_start(2, (4, 5)), of_start(3, (3,))], {1: 1, 2: 1, 3: 3}),
+        ([of_start(2, (4, 5)), of_start(3, (5, 6))], {1: 1, 2: 1, 3: 1, 4: 2, 5: 3, 6: 3}),
+        # of a run that goes on at its end, or anew
+        ([of_start(2, (7, 8))], {step: 1 for step in range(1, 7)} | {7: 2, 8: 2}),
+        ([{0: TESTED, **of_start(2, (1,))}], {1: 2}),
+        # of starts that have trained no step
+        ([{}], {step: 1 for step in range(1, 7)}),
+        ([{3: TESTED}, {}], {step: 1 for step in range(1, 7)}),
+        ([{}, {3: TESTED}, of_start(3, (4,))], {1: 1, 2: 1, 3: 1, 4: 3}),
+    ],
+)
+def test_steps_that_a_resume_gives_up_are_left_out(tmp_path, later, expected):
+    write_metrics(tmp_path, GOT_TO_6, *later)
+    metrics = read_metrics(tmp_path)
+    assert training_rewards(metrics) == {"format": expected}
+    assert set(metrics) - {0} == set(expected)
+
+
+def test_the_validation_of_a_checkpoint_is_kept(tmp_path):
+    """verl validates before a start's first step, at the step of the checkpoint."""
+    write_metrics(tmp_path, {**GOT_TO_6, 5: {**GOT_TO_6[5], **TESTED}}, {3: TESTED, 4: {"a": 2.0}})
+    metrics = read_metrics(tmp_path)
+    assert metrics[3] == {"gdpo/format/mean": 1, **TESTED}
+    assert validation_rewards(metrics) == {"format": {3: 0.9}}
+
+
 def test_validation_of_several_sources_is_kept_apart():
     metrics = {0: {"val-aux/a/format/mean@1": 0.2, "val-aux/openai/gsm8k/format/mean@4": 0.4}}
     assert validation_rewards(metrics) == {
@@ -227,6 +266,21 @@ def test_summary_of_a_run(tmp_path):
     assert "correctness" in done.stdout
     assert re.search(r"^checkpoint +\S+/global_step_2$", done.stdout, re.M)
     assert f"curves         verl-gdpo report {tmp_path}\n" in done.stdout
+
+
+def test_the_summary_of_a_run_that_left_a_collapse_behind(tmp_path):
+    """It collapsed at step 60, and goes on from the checkpoint at 50, up to 75 until now."""
+    healthy = {"gdpo/correct/mean": 0.7, "gdpo/correct/min": 0.0, "gdpo/correct/max": 1.0}
+    collapsed = {**healthy, "gdpo/correct/mean": 0.01}
+    first = {step: healthy if step < 60 else collapsed for step in range(1, 101)}
+    write_metrics(tmp_path, first)
+    assert "correct is 0.01, and was 0.7" in summary(tmp_path).stdout
+    (tmp_path / "metrics" / "2.jsonl").write_text(
+        "".join(step_line(step, **healthy) for step in range(51, 76))
+    )
+    done = summary(tmp_path)
+    assert done.returncode == 0 and "FINDING" not in done.stdout
+    assert re.search(r"^correct +0.700 +0.700 ", done.stdout, re.M)
 
 
 def test_a_summary_without_metrics(tmp_path):

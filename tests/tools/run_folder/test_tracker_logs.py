@@ -139,6 +139,28 @@ def test_a_later_start_wins_in_tensorboard(tmp_path):
     assert {step: row["a"] for step, row in metrics.items()} == {1: 11, 2: 12, 3: 23, 4: 24, 5: 25}
 
 
+def test_steps_that_a_resume_gives_up_are_in_no_tracker(tmp_path):
+    """The first start got to step 6; the second one validates at 3, and got to 4."""
+    starts = (range(1, 7), range(4, 5))
+    for number, steps in enumerate(starts, 1):
+        with SummaryWriter(str(tmp_path / "events"), filename_suffix=f".{number}") as writer:
+            for step in steps:
+                writer.add_scalar("a", number, step)
+                writer.add_scalar("b", number, step)
+            if number == 2:
+                writer.add_scalar("val-aux/x/a/mean@1", 0.5, 3)
+    for file in (tmp_path / "events").iterdir():  # both were made in one second
+        file.rename(file.with_name(f"events.out.tfevents.{file.suffix[1:]}"))
+    lines = [f"step:{step} - a:1.0 - b:1.0\n" for step in starts[0]]
+    lines += ["step:3 - val-aux/x/a/mean@1:0.5\n", "step:4 - a:2.0 - b:2.0\n"]
+    (tmp_path / "train.log").write_text("".join(lines))
+    both = {step: {"a": 1.0, "b": 1.0} for step in (1, 2, 3)}
+    both[3]["val-aux/x/a/mean@1"] = 0.5
+    expected = {**both, 4: {"a": 2.0, "b": 2.0}}
+    assert read_logged(str(tmp_path / "train.log")).metrics == expected
+    assert read_logged(str(tmp_path / "events")).metrics == expected
+
+
 class Server:
     """W&B's public API, as its reference documents it; no test can ask the real one."""
 

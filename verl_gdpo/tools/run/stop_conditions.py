@@ -29,7 +29,7 @@ from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.processes import CANNOT_START
 from verl_gdpo.tools.run.stacks import SIGNAL, files_of
 from verl_gdpo.tools.run.starts import TIME_LIMIT_EXIT, read_start
-from verl_gdpo.tools.run_folder.folder import MetricsReader
+from verl_gdpo.tools.run_folder.folder import MetricsReader, is_validation
 
 POLL_SECONDS = 0.2
 FAILED_EXIT = 1
@@ -163,8 +163,7 @@ class HangWatch:
         """Count a new line, whose step took as long as the silence before it."""
         self._longest = max(self.silence, self._longest)
         self.silence = 0.0
-        is_validation = all(name.startswith("val-") for name in metrics)
-        if is_validation:
+        if is_validation(metrics):
             # One before the first step has no `timing_s`, and says how long it takes all the same.
             self._missing.discard(VALIDATION)
         else:

@@ -56,5 +56,5 @@ def _values(text: str) -> dict[str, float]:
 
 
 def read_console_log(path: Path) -> Metrics:
-    """Return {step: {name: value}} of a log, in which a later line of a step wins; {} without."""
+    """Return {step: {name: value}} of a log of one or more starts, as `merged` does; {} without."""
     return merged(ConsoleReader(path).new())

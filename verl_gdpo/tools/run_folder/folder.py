@@ -34,6 +34,7 @@ from verl_gdpo.tools.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.tools.run.starts import COMPOSED
 from verl_gdpo.tools.run_folder.yaml_files import read_text
 
+OF_VALIDATION = "val-"  # begins the names of its metrics
 # `val-aux/<data source>/<reward>/mean@<samples>`; verl uses val-core for a reward named acc
 VALIDATION_KEY = re.compile(r"val-(?:aux|core)/(?P<source>.*)/(?P<reward>[^/]+)/mean@\d+")
 
@@ -139,7 +140,7 @@ class MetricsReader:
 
 
 def read_metrics(run: Path) -> Metrics:
-    """Return {step: {name: value}} over all starts of a run; a later start wins.
+    """Return {step: {name: value}} over all starts of a run, as `merged` does.
 
     Lines that cannot be read are left out, with one warning.
     """
@@ -152,11 +153,33 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def merged(rows: Iterable[tuple[int, Mapping[str, float]]]) -> Metrics:
-    """Return the metrics of rows (step, values), by step; a later row wins."""
+    """Return the metrics of rows (step, values), by step; a later row wins.
+
+    A start that goes on from a checkpoint gives up what earlier starts logged behind its first
+    step, even if it has not got as far yet. A validation gives up nothing: a start may fail behind
+    the one of its checkpoint, or be there for it alone.
+
+    Args:
+        rows: in the order in which the run logged them; only a new start goes back in steps.
+    """
     steps: dict[int, dict[str, float]] = {}
+    last_trained = 0
     for step, values in rows:
+        if not is_validation(values):
+            is_new_start = step < last_trained
+            if is_new_start:
+                steps = {kept: of_kept for kept, of_kept in steps.items() if kept <= step}
+            last_trained = step
         steps.setdefault(step, {}).update(values)
     return dict(sorted(steps.items()))
+
+
+def is_validation(values: Mapping[str, float]) -> bool:
+    """Return whether a row is of a validation alone, as verl logs it before a start's first step.
+
+    The row of a training step has the metrics of its validation too.
+    """
+    return all(name.startswith(OF_VALIDATION) for name in values)
 
 
 def _metrics_files(folder: Path) -> list[Path]:

@@ -171,7 +171,7 @@ def _of_files(files: Sequence[Path]) -> tuple[str, Metrics]:
     A later file is of a later start, and wins. Only a run of tensorboard has several.
     """
     if _is_tensorboard(files[0]):
-        return "tensorboard", merged(_scalars(files))
+        return "tensorboard", merged(_rows_of_events(files))
     if not _is_of_file_logger(files[0]):
         metrics = read_console_log(files[0])
         if metrics:
@@ -179,8 +179,11 @@ def _of_files(files: Sequence[Path]) -> tuple[str, Metrics]:
     return "file logger", read_metrics(files[0])
 
 
-def _scalars(files: Sequence[Path]) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield (step, {name: value}) for each value in files of tensorboard."""
+def _rows_of_events(files: Sequence[Path]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield (step, {name: value}) for each step in files of tensorboard, one start after another.
+
+    A file holds one metric after the other, so its steps are put together first.
+    """
     reader = _imported("tensorboard.backend.event_processing.event_accumulator", files[0])
     for file in files:
         # 0 keeps all values; the default is a sample of 10,000.
@@ -188,9 +191,11 @@ def _scalars(files: Sequence[Path]) -> Iterator[tuple[int, dict[str, float]]]:
             str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False
         )
         events.Reload()
+        steps: dict[int, dict[str, float]] = {}
         for name in events.Tags()["scalars"]:
             for event in events.Scalars(name):
-                yield event.step, {name: event.value}
+                steps.setdefault(event.step, {})[name] = event.value
+        yield from sorted(steps.items())
 
 
 def _of_server(address: str) -> Logged:
