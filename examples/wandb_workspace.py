@@ -15,22 +15,22 @@ NAME = "verl-gdpo"
 TABLE = "val/generations"  # which verl logs with trainer.log_val_generations
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "What is learned?": {
-        "reward, training": r"^gdpo/.+/mean(/.+)?$",
+        "reward, training": r"^gdpo/[^/]+/mean(/.+)?$",
         "reward, validation": r"^val-(aux|core)/.+/mean@\d+$",
     },
     "Which reward drives the update?": {
-        "share of the update": r"^gdpo/.+/share$",
-        "energy": r"^gdpo/.+/energy$",
-        "correlation with the advantage": r"^gdpo/.+/correlation$",
+        "share of the update": r"^gdpo/[^/]+/share$",
+        "energy": r"^gdpo/[^/]+/energy$",
+        "correlation with the advantage": r"^gdpo/[^/]+/correlation$",
     },
     "Is a reward dead or saturated?": {
-        "differs in this share of the groups": r"^gdpo/.+/varies$",
-        "groups that are all high": r"^gdpo/.+/groups_all_high$",
-        "groups that are all low": r"^gdpo/.+/groups_all_low$",
-        "at its bounds": r"^gdpo/.+/at_(low|high)$",
+        "differs in this share of the groups": r"^gdpo/[^/]+/varies$",
+        "groups that are all high": r"^gdpo/[^/]+/groups_all_high$",
+        "groups that are all low": r"^gdpo/[^/]+/groups_all_low$",
+        "at its bounds": r"^gdpo/[^/]+/at_(low|high)$",
     },
     "Do rewards oppose each other?": {
-        "correlation of rewards within groups": r"^gdpo/.+/correlation_with_.+$",
+        "correlation of rewards within groups": r"^gdpo/[^/]+/correlation_with_.+$",
         "samples in which they cancel": r"^gdpo/cancelled$",
         "tied pairs": r"^gdpo/tied_pairs_(gdpo|grpo)$",
     },

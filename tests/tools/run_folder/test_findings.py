@@ -58,6 +58,17 @@ def only(metrics):
     return found
 
 
+def test_what_tools_take_is_no_reward():
+    """Their seconds fall to almost nothing once the policy calls them no more."""
+    metrics = run_of()
+    for step, values in metrics.items():
+        values["gdpo/rollout/tool_seconds/mean"] = 3.0 if step < 40 else 0.05
+        values["gdpo/rollout/generated_tokens/mean"] = 90.0 if step < 40 else 5.0
+        # a statistic of a reward, of a data source that has the name of one
+        values["gdpo/format/mean/lab/mean"] = 0.9 if step < 40 else 0.0
+    assert findings(metrics) == []
+
+
 def column(k, values):
     """A change of one reward: `values(rewards, step)` from step 11 on."""
 

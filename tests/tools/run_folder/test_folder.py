@@ -118,6 +118,22 @@ def test_training_on_several_sources_is_kept_apart():
     assert reward_table(metrics)[1][1:3] == ("0.600", "0.600 (step 1)")
 
 
+OF_TOOLS = {
+    "gdpo/rollout/generated_tokens/mean": 90.0,
+    "gdpo/rollout/tool_seconds/mean": 3.0,
+    "gdpo/rollout/tool_seconds/max": 7.0,
+}
+
+
+def test_what_tools_take_is_no_reward():
+    one = {1: {"gdpo/format/mean": 0.3, **OF_TOOLS}}
+    assert training_rewards(one) == {"format": {1: 0.3}}
+    several = {1: {"gdpo/format/mean/a": 0.2, "gdpo/format/mean/b/mean/c": 0.4, **one[1]}}
+    assert training_rewards(several) == {"format (a)": {1: 0.2}, "format (b/mean/c)": {1: 0.4}}
+    without_rewards = {1: {"critic/score/mean": 0.5, **OF_TOOLS}}
+    assert training_rewards(without_rewards) == {"score": {1: 0.5}}
+
+
 def test_table():
     assert reward_table(METRICS) == [
         ("format", "0.250", "0.500", "0.200", "0.750"),

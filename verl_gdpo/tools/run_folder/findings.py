@@ -123,7 +123,8 @@ def _statistic(key: str) -> tuple[str, str] | None:
     prefix, _, rest = key.partition("/")
     reward, _, statistic = rest.rpartition("/")
     is_sum = prefix == "critic" and reward == SCORE
-    if not reward or statistic not in STATISTICS:
+    # A name with a slash is of no reward: `gdpo/rollout/tool_seconds/mean` says what tools took.
+    if not reward or "/" in reward or statistic not in STATISTICS:
         return None
     if prefix == "gdpo" or is_sum:
         return reward, statistic

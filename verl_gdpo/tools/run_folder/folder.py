@@ -44,8 +44,9 @@ SCORE = "score"
 SCORE_KEY = "critic/score/mean"
 SCORE_IN_VALIDATION = "reward"
 
-# `gdpo/<reward>/mean/<data source>`, which a run on several data sources has
-TRAINING_KEY = re.compile(r"gdpo/(?P<reward>.+?)/mean/(?P<source>.+)")
+# `gdpo/<reward>/mean/<data source>`, which a run on several data sources has. A name with a slash
+# is of no reward: `gdpo/rollout/tool_seconds/mean` says what tools took.
+TRAINING_KEY = re.compile(r"gdpo/(?P<reward>[^/]+)/mean/(?P<source>.+)")
 
 RECIPES = "verl-gdpo"  # `recipes` of recipes/train.yaml
 ENDS = ("first step", "last step", "validation before", "after")
@@ -282,7 +283,7 @@ def curves(metrics: Metrics) -> dict[str, dict[int, float]]:
 
 def of_each_reward(all_curves: Mapping[str, Curve], statistic: str) -> dict[str, Curve]:
     """Return {reward: {step: value}} of the `curves` named `gdpo/<reward>/<statistic>`."""
-    pattern = re.compile(rf"gdpo/(.+)/{statistic}")
+    pattern = re.compile(rf"gdpo/([^/]+)/{statistic}")
     rewards = {}
     for key, curve in all_curves.items():
         match = pattern.fullmatch(key)
