@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 import plain_verl_archive
 import pytest
+from omegaconf import OmegaConf
 from processes import completed
 from run_folder_writer import make_run, rollout_dump
 
+from verl_gdpo.algorithm.settings import GdpoSettings
+from verl_gdpo.tasks import TASKS
+from verl_gdpo.tasks.tool_rl.form import render_answer
 from verl_gdpo.terminal import install_line
 from verl_gdpo.tools import replay, report, summary
 from verl_gdpo.tools.replay.arms import Arm
@@ -180,6 +184,58 @@ def test_a_scorer_gets_the_arguments_that_it_takes(tmp_path):
     (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
     (scored,) = read_dump(tmp_path / "1.jsonl", Scorer.of(f"{__name__}:of_two"))
     assert scored["rewards"]["acc"] == 1.0
+
+
+def within(solution_str, limit=5):
+    return float(len(solution_str) <= limit)
+
+
+HERMES = {"reward_kwargs": {"call_format": "hermes"}}
+LISTED_TASK = {"reward_functions": {"calls": {"task": "tool_rl", "call_format": "hermes"}}}
+WITHIN = {"path": f"pkg://{__name__}", "name": "within"}
+SINGLE = {"custom_reward_function": {**WITHIN, "reward_kwargs": {"limit": 100}}}
+LISTED = {"reward_functions": {"short": {**WITHIN, "limit": 100}}}
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reward", "score"),
+    [
+        ("tool_rl", HERMES, 4.0),
+        ("tool_rl", LISTED_TASK, 4.0),
+        (f"{__name__}:within", SINGLE, 1.0),
+        (f"{__name__}:within", LISTED, 1.0),
+    ],
+)
+def test_a_scorer_has_the_options_of_the_run(tmp_path, capsys, scorer, reward, score):
+    truth = render_answer("", [{"name": "f", "parameters": {"a": 1}}])
+    good = TASKS["tool_rl"].good_response_of(truth, {"call_format": "hermes"})
+    lines = []
+    for session in range(2):
+        row = {**DUMP, "uid": f"u_{session}_0", "output": good, "gts": truth, "score": score}
+        lines.append(json.dumps(row) + "\n")
+    run = make_run(tmp_path / "run", steps=3)
+    (run / "rollouts" / "3.jsonl").write_text("".join(lines))
+    place = run / "hydra" / ".hydra" / "config.yaml"
+    config = OmegaConf.load(place)
+    OmegaConf.update(config, "reward", reward, merge=True, force_add=True)
+    OmegaConf.save(config, place)
+
+    assert replay.main([str(run), "--scorer", scorer]) == 0
+    out = capsys.readouterr().out
+    assert "--scorer gives the dumped score in 2 of 2 samples." in out
+    assert "--scorer has the options of the run's configuration: {" in out
+    [arm] = read_arms([run], scorer=Scorer.of(scorer))
+    [of_report] = arm.runs
+    read = examples.read_step(run / "rollouts" / "3.jsonl", of_report, GdpoSettings())
+    assert [row["scorer_score"] for row in read.dump] == [score, score]
+
+
+def test_a_scorer_that_refuses_the_options_of_the_run_is_told_with_them():
+    row = {**DUMP, "uid": "u_0_0"}
+    reward = {"custom_reward_function": {**WITHIN, "reward_kwargs": {"limits": 9}}}
+    scorer = Scorer.of(f"{__name__}:within").with_options_of(OmegaConf.create({"reward": reward}))
+    with pytest.raises(ValueError, match=r"argument 'limits'.*the options {'limits': 9}"):
+        scorer.rewards(row, "s")
 
 
 def test_our_dumps_can_be_scored_again(tmp_path, capsys):

@@ -168,6 +168,12 @@ def test_a_run_brings_its_rows_and_the_options_of_its_scorer(tmp_path):
     assert values("gsm8k", asked(config=config), answer)["correctness"] == 1.0
 
 
+def test_a_run_with_a_list_brings_the_options_of_its_task():
+    entry = {"task": "tool_rl", "call_format": "hermes"}
+    config = OmegaConf.create({"reward": {"reward_functions": {"calls": entry}}})
+    assert BENCH["tool_rl"].scorer(asked(config=config))["call_format"] == "hermes"
+
+
 def test_a_run_on_several_tasks_brings_the_rows_of_one(tmp_path):
     path = tmp_path / "rows.parquet"
     write_parquets({path: [tool_row(0, "test"), *rows_of("gsm8k", "1")]})

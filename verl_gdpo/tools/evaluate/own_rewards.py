@@ -29,12 +29,12 @@ from verl_gdpo.tools.evaluate.benchmark import (
     ask_once,
 )
 from verl_gdpo.tools.run_folder.dump_reader import Scorer, named_rewards
+from verl_gdpo.tools.run_folder.scorer_options import options_of_function
 
 # It stands in the place of a benchmark's name.
 NAME = "own_rewards"
 # A run says its own.
 MAX_TOKENS = 1024
-OF_RUN = "reward.custom_reward_function"
 JSON = (".json", ".jsonl")
 
 
@@ -85,15 +85,8 @@ class OwnRewards:
         return questions
 
     def keywords(self, options: Namespace) -> dict[str, Any]:
-        """Return the `reward_kwargs` of the run, if it was trained with this function."""
-        path, _, function = self.scorer.name.rpartition(":")
-        of_run = options.of_config(OF_RUN, {})
-        if of_run.get("name", "compute_score") != function or not of_run.get("path"):
-            return {}
-        # The run may have been trained elsewhere, so that only the names of the files agree.
-        if Path(str(of_run["path"])).name != Path(path).name:
-            return {}
-        return dict(of_run.get("reward_kwargs") or {})
+        """Return the function's options in the run, if it was trained with this function."""
+        return options_of_function(self.scorer.name, options.of_config, is_validation=True)
 
     def described(self, options: Namespace) -> dict[str, Any]:
         """Return what two results have to share."""

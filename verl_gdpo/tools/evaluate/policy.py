@@ -25,6 +25,7 @@ from verl_gdpo.tools.run.checkpoints import (
     step_of,
 )
 from verl_gdpo.tools.run_folder.folder import read_config
+from verl_gdpo.tools.run_folder.scorer_options import value_of
 
 # It runs in a process of its own, which imports verl.
 MERGE = "verl_gdpo.tools.evaluate.merge"
@@ -55,14 +56,7 @@ class Policy:
 
     def of_config(self, key: str, default: Any) -> Any:
         """Return a value of the run's configuration, or the default without one."""
-        if self.config is None:
-            return default
-        value = OmegaConf.select(self.config, key)
-        if value is None:
-            return default
-        if OmegaConf.is_config(value):
-            return OmegaConf.to_container(value, resolve=True)
-        return value
+        return value_of(self.config, key, default)
 
 
 def find_policy(place: Path, step: int | None = None, *, trust: bool = False) -> Policy:

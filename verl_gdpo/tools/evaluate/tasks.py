@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.scoring.response import arguments_for
-from verl_gdpo.tasks import Task, options_for, options_of
+from verl_gdpo.tasks import Task, options_of
 from verl_gdpo.tasks.preparation.local_files import read_rows
 from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 from verl_gdpo.tasks.preparation.schema import checked
@@ -27,6 +27,7 @@ from verl_gdpo.tools.evaluate.benchmark import (
     Scores,
     ask_once,
 )
+from verl_gdpo.tools.run_folder.scorer_options import options_of_task
 
 # {column: function of the rewards}. It returns None where a reward does not apply to the row.
 Shown = Mapping[str, Callable[[Mapping[str, Any]], float | None]]
@@ -135,7 +136,7 @@ def _scorer(options: Namespace, task: Task) -> dict[str, Any]:
     """
     parameters = inspect.signature(task.score).parameters
     own = {name: parameters[name].default for name in options_of(task)}
-    of_run = options_for(task.data_sources[0], options.of_config("reward.reward_kwargs", {}))
+    of_run = options_of_task(task, options.of_config, is_validation=True)
     chosen: dict[str, Any] = {}
     if getattr(options, f"{task.name}_{WEAK}", False):
         chosen[WEAK] = True

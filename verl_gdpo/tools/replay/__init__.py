@@ -133,6 +133,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if scorer is None and not is_ours:
         raise ValueError(f"{files[0]}: {SUMMED}")
     own = _own(path, files, scorer, "gdpo" if is_ours else "grpo")
+    if scorer is not None:
+        scorer = scorer.with_options_of(own.run)
     is_about_a_reward = any(key_of(each).startswith(OF_A_REWARD) for each in arguments.overrides)
     if scorer is None and is_about_a_reward:
         own = replace(own, dumped=dumped_rewards(files[0]))
@@ -196,6 +198,9 @@ def _print(replay: Replay, path: Path | None, left_out: Sequence[Path]) -> bool:
     is_reproduced, sentence = _reproduced(replay)
     print(printable(sentence))
     if replay.scorer:
+        if replay.scorer.options:
+            options = printable(str(dict(replay.scorer.options)))
+            print(f"--scorer has the options of the run's configuration: {options}")
         print(replay.rescored)
     width = shutil.get_terminal_size((120, 40)).columns
     evidence = Evidence(replay.evidence, replay.own.settings)

@@ -178,6 +178,8 @@ def run_of(
     else:
         # Raises if the user named a folder without dumps.
         dump_files(rollouts)
+    if scorer is not None:
+        scorer = scorer.with_options_of(settings)
     return Run(source, logged.metrics, settings, logged.name, rollouts, scorer)
 
 

@@ -28,7 +28,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ from verl_gdpo.scoring.response import PARTS, Response, arguments_for
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX, load
 from verl_gdpo.scoring.signatures import taken_arguments
 from verl_gdpo.tasks import TASKS, Task
+from verl_gdpo.tools.run_folder.scorer_options import (
+    options_of_function,
+    options_of_task,
+    value_of,
+)
 
 HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
 VERL_KEYS = ("input", "output", "gts", "score", "step")
@@ -69,6 +75,7 @@ class Scorer:
     function: Callable[..., Any]
     task: Task | None = None  # its function takes other arguments than verl's
     data_source: str | None = None  # of rows that do not say theirs
+    options: Mapping[str, Any] = field(default_factory=dict)  # more arguments of the function
 
     @classmethod
     def of(cls, name: str, data_source: str | None = None, option: str = "--scorer") -> "Scorer":
@@ -93,6 +100,22 @@ class Scorer:
             raise ValueError(f"{option} {name}: no function {function!r}; {where} has {others}")
         return cls(name, scorer, data_source=data_source)
 
+    def with_options_of(self, config: Any) -> "Scorer":
+        """Return the scorer with the options that a run gave to it in training.
+
+        Args:
+            config: the run's configuration as a DictConfig, or None.
+
+        Raises:
+            ValueError: the run called it with different options.
+        """
+        of_config = partial(value_of, config)
+        if self.task is not None:
+            options = options_of_task(self.task, of_config, is_validation=False)
+        else:
+            options = options_of_function(self.name, of_config, is_validation=False)
+        return replace(self, options=options)
+
     def rewards(self, row: Mapping[str, Any], source: str | None) -> dict[str, Any]:
         """Return everything that the function returns for a row; a bare number is the reward `acc`.
 
@@ -111,18 +134,28 @@ class Scorer:
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
         except Exception as error:
+            of_run = ""
+            if self.options:
+                of_run = f", and the run's configuration the options {dict(self.options)}"
             raise ValueError(
                 f"--scorer {self.name} raised {type(error).__name__}: {error}. A dump gives it the "
                 f"response, the ground truth, data_source={source!r} (--data-source NAME), and in "
-                f"extra_info response_tokens={length} and generated_tokens; it cannot have more"
+                f"extra_info response_tokens={length} and generated_tokens{of_run}; it cannot have "
+                "more"
             ) from error
         return named_rewards(result, f"--scorer {self.name}")
 
     def _by_task(self, task: Task, row: Mapping[str, Any]) -> Any:
         """Return what the scorer of a task returns for a row."""
         text, told = arguments_for(task, _response_of(row))
-        length = row.get("response_tokens")
-        return task.score(text, row["gts"], response_tokens=length, step=row.get("step"), **told)
+        return task.score(
+            text,
+            row["gts"],
+            response_tokens=row.get("response_tokens"),
+            step=row.get("step"),
+            **told,
+            **self.options,
+        )
 
     def _by_function(self, row: Mapping[str, Any], source: str | None) -> Any:
         """Return what a function returns for a row, as the reward manager calls it."""
@@ -140,7 +173,8 @@ class Scorer:
             "answer_str": response.answer,
             "reasoning_str": response.reasoning,
         }
-        return self.function(**taken_arguments(self.function, arguments, if_named=PARTS))
+        taken = taken_arguments(self.function, arguments, if_named=PARTS)
+        return self.function(**{**taken, **self.options})
 
 
 def named_rewards(result: Any, what: str) -> dict[str, Any]:
