@@ -9,11 +9,12 @@ from omegaconf import OmegaConf
 from tool_rows import tool_row
 
 from verl_gdpo.scoring.response import Response, Turn
-from verl_gdpo.tasks import TASKS
+from verl_gdpo.tasks import TASKS, sandbox
 from verl_gdpo.tasks.coding.problem import Problem, good_response
 from verl_gdpo.tasks.preparation import DataError
 from verl_gdpo.tasks.preparation.prepared_files import write_parquets
 from verl_gdpo.tasks.preparation.sources import make_row
+from verl_gdpo.tasks.sandbox import machine
 from verl_gdpo.tasks.tool_rl.form import render_answer
 from verl_gdpo.tools.evaluate import bfcl
 from verl_gdpo.tools.evaluate.benchmark import Answer
@@ -152,6 +153,29 @@ def test_a_program_runs_in_the_sandbox(tmp_path):
     options = Namespace(**vars(asked(path)), coding_weak_sandbox=True)
     found = values("coding", options, (good_response(truth), 10))
     assert found == {"tests passed": 1.0, "solved": 1.0, "above the limit": 0.0, "bugs": 0.0}
+
+
+@pytest.fixture
+def weak_alone(monkeypatch):
+    """Only a weak sandbox works on this machine."""
+    every = machine.confinements
+    monkeypatch.setattr(machine, "confinements", lambda weak: every(weak) if weak else [])
+    sandbox._first_that_works.cache_clear()
+    yield
+    sandbox._first_that_works.cache_clear()
+
+
+def test_solutions_run_in_the_weak_sandbox_too(tmp_path, weak_alone):
+    problem = {"problem": "Print what you read.", "tests": [{"input": "1", "output": "1"}]}
+    path = tmp_path / "problems.json"
+    path.write_text(json.dumps([problem | {"solutions": ["print(2)", "print(input())"]}]))
+    of_command = Namespace(**vars(asked(path)), coding_weak_sandbox=True)
+    config = OmegaConf.create({"reward": {"reward_kwargs": {"weak_sandbox": True}}})
+    for options in (of_command, asked(path, config=config)):
+        [question] = BENCH["coding"].questions(options)
+        assert json.loads(question.ground_truth)["solution"] == "print(input())"
+    with pytest.raises(OSError, match="no sandbox for programs works"):
+        BENCH["coding"].questions(asked(path))
 
 
 def test_a_run_brings_its_rows_and_the_options_of_its_scorer(tmp_path):

@@ -111,7 +111,7 @@ def load(sources: Sources, args: argparse.Namespace) -> Splits:
     if arguments.get(CALL_FORMAT) is not None:
         sources = _teaching(sources, arguments[CALL_FORMAT])
     if args.source is not None:
-        return _from_files(_with_options(sources, arguments), args.source, args.test)
+        return _from_files(with_options(sources, arguments), args.source, args.test)
     if arguments.get("synthetic") is not None:
         return _from_seed(sources, arguments)
     if not sources.base_url:
@@ -148,8 +148,12 @@ def _require_scorer(sources: Sources) -> None:
         raise DataError(str(error)) from error
 
 
-def _with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:
-    """The sources whose functions have the options that are on."""
+def with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:
+    """Return the sources whose functions have the options that are on.
+
+    Args:
+        arguments: `WEAK`, if solutions may run in a weak sandbox; all others are not looked at.
+    """
     options = {}
     if arguments.get(WEAK):
         options[WEAK] = True

@@ -15,6 +15,7 @@ from typing import Any
 
 from verl_gdpo.scoring.response import arguments_for
 from verl_gdpo.tasks import Task, options_of
+from verl_gdpo.tasks.preparation.loading import with_options
 from verl_gdpo.tasks.preparation.local_files import read_rows
 from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 from verl_gdpo.tasks.preparation.schema import checked
@@ -56,7 +57,7 @@ def questions(options: Namespace, task: Task) -> Sequence[Question]:
             name = path.parent.name
         if any(question.category == name for question in made):
             raise ValueError(f"--data: two files have the name {name!r}; rename one")
-        for number, row in enumerate(_rows(path, task)):
+        for number, row in enumerate(_rows(path, task, chosen)):
             made.append(_question(row, name, number, score, shown))
     if not made:
         files = [str(path) for path in paths]
@@ -116,12 +117,17 @@ def _files(options: Namespace, task: Task) -> list[Path]:
     return [Path(file) for file in files]
 
 
-def _rows(path: Path, task: Task) -> list[Mapping[str, Any]]:
-    """Return the checked rows of the task in a file; a run may validate on several tasks."""
+def _rows(path: Path, task: Task, chosen: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the checked rows of the task in a file; a run may validate on several tasks.
+
+    Args:
+        chosen: the options of the scorer, which may run solutions of the rows too.
+    """
     if path.suffix == ".parquet":
         rows = [row for _, row in checked(enumerate(parquet_rows(path)), str(path))]
     else:
-        rows = list(read_rows(path, "test", sources_of(task)))
+        sources = with_options(sources_of(task), chosen)
+        rows = list(read_rows(path, "test", sources))
     return [row for row in rows if row["data_source"] in task.data_sources]
 
 
@@ -165,7 +171,8 @@ def _add_options(group: Any, task: Task) -> None:
             f"--{task.name.replace('_', '-')}-weak-sandbox",
             dest=f"{task.name}_{WEAK}",
             action="store_true",
-            help="let programs run in a weak sandbox, if no better one is here",
+            help="let programs, and solutions of --data, run in a weak sandbox, if no better one "
+            "is here",
         )
 
 
