@@ -1,6 +1,7 @@
 """`verl-gdpo evaluate --rewards FILE.py:FUNCTION --rows FILE`, on a scripted policy."""
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -136,13 +137,34 @@ def test_wrong_functions_are_named(run, tmp_path, capsys, function, message):
     [
         ("[]", "there is no row"),
         ('[{"prompt": [], "data_source": "a"}]', "row 0: KeyError 'reward_model'; expected verl's"),
-        ("no", "got no rows in JSON"),
+        ("no", "rows.json: got no readable JSON (Expecting value"),
+        ('{"prompt": []}', "rows.json: got a JSON dict; expected a list of objects"),
     ],
 )
 def test_wrong_rows_are_named(run, tmp_path, capsys, content, message):
     (tmp_path / "rows.json").write_text(content)
     assert run(file="rows.json") == 1
     assert message in capsys.readouterr().err
+
+
+def test_json_lines_end_at_line_feeds_alone(run, tmp_path, capsys):
+    """A text may hold the other characters at which Python's `splitlines` cuts."""
+    lines = []
+    for row, mark in zip(rows(3), "\u2028\u0085\u2029", strict=True):
+        row["prompt"][0]["content"] += f" Please{mark}"
+        lines.append(json.dumps(row, ensure_ascii=False))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
+    assert run(file="rows.jsonl") == 0
+    assert "correct  1.000" in capsys.readouterr().out
+    (tmp_path / "rows.json").write_text(json.dumps(rows(3)), encoding="utf-8-sig")
+    assert run(file="rows.json", out="b") == 0
+
+
+def test_a_line_that_is_no_json_is_named(run, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows(1)[0]) + "\n\n{'a': 1}\n")
+    assert run(file="rows.jsonl") == 1
+    error = capsys.readouterr().err
+    assert re.search(r"/rows\.jsonl, row 1: got no readable JSON \(Expecting .*in line 3\)", error)
 
 
 @pytest.mark.parametrize(

@@ -88,14 +88,13 @@ def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
             first ten bad rows the numbers (from 0) and the fields.
         OSError: the file cannot be opened.
     """
-    items = _items_of(path)
+    items = items_of(path)
     own_sources = sources.task.data_sources
     with _printed(path) as notes:
 
         def made(number: int, item: Any) -> Row:
             # A line is parsed here, so that a bad one is a bad row.
-            value = item.parsed() if isinstance(item, _Line) else item
-            row = sources.row(value, lambda what: notes[what].append(number))
+            row = sources.row(parsed(item), lambda what: notes[what].append(number))
             source = row.get("data_source", "")
             expected = " or ".join(repr(own) for own in own_sources)
             require(source == "" or source in own_sources, "data_source", source, expected)
@@ -113,8 +112,13 @@ def read_rows(path: Path, split: str, sources: Sources) -> Sequence[Row]:
     return PickedRows(rows, np.flatnonzero(kept), split)
 
 
-def _items_of(path: Path) -> Iterable[Any]:
-    """What a file has for each row. A line of a *.jsonl file is not parsed yet."""
+def items_of(path: Path) -> Iterable[Any]:
+    """Return what a file has for each row; see `parsed`.
+
+    Raises:
+        DataError: the file is not readable, or its name has another suffix.
+        OSError: the file cannot be opened.
+    """
     if path.suffix == ".parquet":
         return parquet_rows(path)
     if path.suffix == ".jsonl":
@@ -122,6 +126,17 @@ def _items_of(path: Path) -> Iterable[Any]:
     if path.suffix == ".json":
         return _read_json(path)
     raise DataError(f"{path}: got suffix {path.suffix!r}; expected '.json', '.jsonl' or '.parquet'")
+
+
+def parsed(item: Any) -> Any:
+    """Return an item of a file as an object: a line of a *.jsonl file is not parsed yet.
+
+    Raises:
+        ValueError: the line is no JSON.
+    """
+    if isinstance(item, _Line):
+        return item.parsed()
+    return item
 
 
 @contextmanager

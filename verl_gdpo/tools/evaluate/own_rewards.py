@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import json
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from verl_gdpo.scoring.own_copy import own_copy
 from verl_gdpo.scoring.response import PARTS
 from verl_gdpo.scoring.signatures import taken_arguments
 from verl_gdpo.tasks import TASKS
-from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
+from verl_gdpo.tasks.preparation.local_files import items_of, parsed
 from verl_gdpo.tools.evaluate.benchmark import (
     Answer,
     Benchmark,
@@ -35,7 +35,6 @@ from verl_gdpo.tools.run_folder.scorer_options import options_of_function
 NAME = "own_rewards"
 # A run says its own.
 MAX_TOKENS = 1024
-JSON = (".json", ".jsonl")
 
 
 class OwnRewards:
@@ -69,9 +68,9 @@ class OwnRewards:
         keywords = self.keywords(options)
         questions: list[Question] = []
         for path in _files(options):
-            for number, row in enumerate(_rows(path)):
+            for number, item in enumerate(items_of(path)):
                 place = f"{path}, row {number}"
-                _check(row, place)
+                row = _checked(item, place)
                 score = partial(self._score, row, place, keywords)
                 question = Question(
                     key=f"{path.name}_{number}",
@@ -211,25 +210,12 @@ def _files(options: Namespace) -> list[Path]:
     return [Path(file) for file in files]
 
 
-def _rows(path: Path) -> Iterator[Any]:
-    """Yield the rows of a file, which are not checked; raise ValueError if it is not JSON."""
-    if path.suffix not in JSON:
-        yield from parquet_rows(path)
-        return
-    text = path.read_text(encoding="utf-8")
+def _checked(item: Any, place: str) -> Mapping[str, Any]:
+    """Return the row of a file's item; raise ValueError if it does not have verl's columns."""
     try:
-        if path.suffix == ".json":
-            yield from json.loads(text)
-        else:
-            for line in text.splitlines():
-                if line.strip():
-                    yield json.loads(line)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: got no rows in JSON: {error}") from None
-
-
-def _check(row: Any, place: str) -> None:
-    """Raise ValueError if a row does not have verl's columns."""
+        row: Mapping[str, Any] = parsed(item)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
     contents = []
     try:
         _ = row["data_source"]
@@ -244,6 +230,7 @@ def _check(row: Any, place: str) -> None:
         ) from None
     if not contents or not all(isinstance(content, str) for content in contents):
         raise ValueError(f"{place}: expected a prompt of one message or more, each with a text")
+    return row
 
 
 def _as_text(ground_truth: Any) -> str:
