@@ -168,6 +168,22 @@ def test_a_line_that_is_no_json_is_named(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("nofile.py:f", "--rewards nofile.py: no such file"),
+        ("nothing", "--rewards nothing: expected FILE.py:FUNCTION"),
+        ("no.module:f", "--rewards pkg://no.module: cannot be imported"),
+    ],
+)
+def test_a_missing_function_is_told_by_the_option_of_evaluate(model, capsys, function, message):
+    assert evaluate.main([str(model), "--rewards", function, "--rows", "x.json"]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "expected FILE.py:FUNCTION or MODULE:FUNCTION" in error
+    # A task is refused here.
+    assert "--scorer" not in error and "a task" not in error and "gsm8k" not in error
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["model", "--rewards", "a.py:f", "--bench", "gsm8k"], "RUN_OR_MODEL and --rewards FILE"),

@@ -51,7 +51,7 @@ class OwnRewards:
         """
         if name in TASKS:
             raise ValueError(f"--rewards {name}: it is a task; ask for it with --bench {name}")
-        self.scorer = Scorer.of(name, option="--rewards")
+        self.scorer = Scorer.of_function(name, option="--rewards")
         # {data source: {reward: None}}, in the order in which they came
         self.rewards: dict[str, dict[str, None]] = {}
 

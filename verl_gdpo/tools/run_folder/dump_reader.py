@@ -45,7 +45,8 @@ from verl_gdpo.tools.run_folder.scorer_options import (
     value_of,
 )
 
-HOW = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does, or a task of `verl-gdpo data`"
+FUNCTION = "FILE.py:FUNCTION or MODULE:FUNCTION, called as verl does"
+HOW = f"{FUNCTION}, or a task of `verl-gdpo data`"
 VERL_KEYS = ("input", "output", "gts", "score", "step")
 TEXTS = ("input", "output", "gts")
 DUMP_KEYS = (
@@ -78,11 +79,11 @@ class Scorer:
     options: Mapping[str, Any] = field(default_factory=dict)  # more arguments of the function
 
     @classmethod
-    def of(cls, name: str, data_source: str | None = None, option: str = "--scorer") -> "Scorer":
-        """Return the scorer that `name` stands for; see `HOW`.
+    def of(cls, name: str, data_source: str | None = None) -> "Scorer":
+        """Return the scorer that `name` stands for as the value of --scorer; see `HOW`.
 
         Args:
-            option: how the user named it, for messages.
+            data_source: of rows that do not say theirs.
 
         Raises:
             ValueError: there is no such task, module or function.
@@ -90,15 +91,32 @@ class Scorer:
         if name in TASKS:
             task = TASKS[name]
             return cls(name, task.score, task, data_source or task.data_sources[0])
+        expected = f"{HOW} ({', '.join(TASKS)})"
+        return replace(cls.of_function(name, "--scorer", expected), data_source=data_source)
+
+    @classmethod
+    def of_function(cls, name: str, option: str, expected: str = FUNCTION) -> "Scorer":
+        """Return the scorer that calls the function `name`.
+
+        Args:
+            option: how the user named it, for messages.
+            expected: what the option takes, for messages.
+
+        Raises:
+            ValueError: there is no such module or function.
+        """
         where, colon, function = name.rpartition(":")
         if not colon:
-            raise ValueError(f"{option} {name}: expected {HOW} ({', '.join(TASKS)})")
-        names = _names_in(where)
+            raise ValueError(f"{option} {name}: expected {expected}")
+        try:
+            names = _names_in(where)
+        except ValueError as error:
+            raise ValueError(f"{option} {error}; expected {expected}") from error
         scorer = names.get(function)
         if not callable(scorer):
             others = [key for key, value in names.items() if inspect.isfunction(value)]
             raise ValueError(f"{option} {name}: no function {function!r}; {where} has {others}")
-        return cls(name, scorer, data_source=data_source)
+        return cls(name, scorer)
 
     def with_options_of(self, config: Any) -> "Scorer":
         """Return the scorer with the options that a run gave to it in training.
@@ -206,15 +224,11 @@ def _response_of(row: Mapping[str, Any]) -> Response:
 
 
 def _names_in(where: str) -> dict[str, Any]:
-    """Return {name: value} of a file or a module."""
+    """Return {name: value} of a file or a module; raise ValueError if it cannot be loaded."""
     place = where
     if not where.endswith(".py"):
         place = f"{PACKAGE_PREFIX}{where}"
-    try:
-        module = load(place)
-    except ValueError as error:
-        raise ValueError(f"--scorer {error}; expected {HOW}") from error
-    return vars(module)
+    return vars(load(place))
 
 
 def dump_files(folder: Path) -> tuple[list[Path], list[Path]]:
