@@ -37,7 +37,7 @@ from verl_gdpo.tasks.preparation import (
 from verl_gdpo.tasks.preparation.prepared_files import parquet_rows, write_parquets
 from verl_gdpo.tasks.tool_rl import rows as tool_rl
 from verl_gdpo.tasks.tool_rl.rows import SOURCES
-from verl_gdpo.tools.data import main
+from verl_gdpo.tools.data import as_typed, main
 
 CALL = '{"name": "Get News", "parameters": {"page": "1"}}'
 TOOL = f"<think> t </think>\n<tool_call>\n{CALL}\n</tool_call>"
@@ -874,6 +874,11 @@ def test_rows_of_other_options_are_replaced_with_a_line(tmp_path, capsys):
     code, _, errors = run(capsys, "--out", out, "--synthetic", 6)
     assert code == 0
     assert f"{out}: replaces what `verl-gdpo data tool_rl --synthetic 5` made\n" in errors
+
+
+def test_the_command_of_other_rows_can_be_pasted():
+    options = {"source": Path("a b.json"), "test": None, "weak_sandbox": True, "seed": 3}
+    assert as_typed(options) == "--from 'a b.json' --weak-sandbox --seed 3"
 
 
 def test_what_a_scorer_needs_is_asked_for_before_the_rows(tmp_path, capsys, monkeypatch):

@@ -7,6 +7,7 @@ file is written), and 2 for wrong usage.
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def as_typed(options: Mapping[str, Any]) -> str:
-    """Return the options of a command that were given, as a user writes them."""
+    """Return the options of a command that were given, as a user writes them in a shell."""
     typed = []
     for name, value in options.items():
         # The number 0 is left out too: it is the seed that is used without the option.
@@ -98,7 +99,7 @@ def as_typed(options: Mapping[str, Any]) -> str:
         if name == "source":
             option = "--from"
         if value is not True:
-            option = f"{option} {value}"
+            option = f"{option} {shlex.quote(str(value))}"
         typed.append(option)
     return " ".join(typed)
 

@@ -6,6 +6,7 @@ verl-gdpo summary RUN [--json]
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -98,7 +99,7 @@ def as_text(source: str) -> int:
             return 1
     else:
         _print_metrics(logged)
-        print(f"{'curves':<14} verl-gdpo report {source}")
+        print(f"{'curves':<14} verl-gdpo report {shlex.quote(source)}")
     try:
         for recorded in starts_of(folder):
             _print_start(recorded)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -297,6 +298,14 @@ def test_the_summary_of_a_run_that_left_a_collapse_behind(tmp_path):
     done = summary(tmp_path)
     assert done.returncode == 0 and "FINDING" not in done.stdout
     assert re.search(r"^correct +0.700 +0.700 ", done.stdout, re.M)
+
+
+def test_the_command_in_a_summary_can_be_pasted(tmp_path):
+    run = tmp_path / "a b" / "run 1"
+    run.mkdir(parents=True)
+    write_metrics(run, METRICS)
+    (line,) = [line for line in summary(run).stdout.splitlines() if line.startswith("curves")]
+    assert shlex.split(line) == ["curves", "verl-gdpo", "report", str(run)]
 
 
 def test_a_summary_without_metrics(tmp_path):
