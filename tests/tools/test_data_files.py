@@ -1,11 +1,17 @@
-"""What is said of the rows of a data file."""
+"""How a data file is read, and what is said of its rows."""
+
+import json
 
 import pyarrow as pa
 import pytest
 from byte_tokenizer import make_tokenizer
 from omegaconf import OmegaConf
 
-from verl_gdpo.tools.check.data_files import DataFile, hardly_useful_rows
+from verl_gdpo.tools.check.data_files import (
+    DataFile,
+    hardly_useful_rows,
+    read_files,
+)
 from verl_gdpo.tools.check.messages import MARKS, marks_of, rarely_meant
 from verl_gdpo.tools.check.prompts import RunPrompts, tokenizer_of_run
 
@@ -19,6 +25,56 @@ def file_of(*prompts):
         row = {"prompt": messages, "data_source": "s", "reward_model": {"ground_truth": "1"}}
         rows.append(row)
     return DataFile("a", pa.Table.from_pylist(rows))
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read(path):
+    """The table of a data file, as the check of a run without verl-gdpo reads it."""
+    manager = {"source": "register", "name": "naive"}
+    data = {"prompt_key": "prompt", "train_files": str(path)}
+    config = OmegaConf.create({"data": data, "reward": {"reward_manager": manager}})
+    [file] = read_files(config, "train_files")
+    return file.table
+
+
+def row_with(text):
+    prompt = [{"role": "user", "content": text}]
+    day = "2026-01-02 03:04:05"
+    truth = {"ground_truth": "4"}
+    return {"prompt": prompt, "data_source": "s", "reward_model": truth, "day": day}
+
+
+@pytest.mark.parametrize("name", ["list.json", "list.jsonl"])
+@pytest.mark.parametrize("before", ["", "\ufeff", "\n "])
+def test_a_list_of_rows_is_read_as_verl_reads_it(tmp_path, name, before):
+    rows = [row_with("2 + 2?"), row_with("3 + 1? \u2028 \n")]
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / name).write_text(before + json.dumps(rows, indent=1, ensure_ascii=False))
+    table = read(tmp_path / name)
+    assert table == read(lines) and table.num_rows == 2
+    # As in JSON Lines, Arrow finds out what a text stands for.
+    assert pa.types.is_timestamp(table.schema.field("day").type)
+
+
+def test_a_row_may_be_longer_than_a_block_of_arrow(tmp_path):
+    (tmp_path / "a.jsonl").write_text((json.dumps(row_with("x" * 3_000_000)) + "\n") * 3)
+    assert read(tmp_path / "a.jsonl").num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[1, 2]", "cannot be read: JSON parse"), ('[{"a": 1}', "cannot be read: "), ("[]", "Empty")],
+)
+def test_what_is_no_list_of_rows_is_refused(tmp_path, content, message):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"data\.train_files: .*a\.json .*{message}"):
+        read(tmp_path / "a.json")
+
+
+# --- rows ----------------------------------------------------------------------------------------
 
 
 def test_prompts_with_different_tools_are_not_the_same():

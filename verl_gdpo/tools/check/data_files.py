@@ -1,5 +1,7 @@
 """Reads the data files of a run as verl's dataset does; counts its steps and its prompts."""
 
+import codecs
+import json
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +24,42 @@ from verl_gdpo.tasks.preparation.overlap import Messages, PromptReader, compare
 from verl_gdpo.tasks.preparation.prepared_files import ROWS_AT_ONCE
 
 LARGE_ROW = 16 << 20  # In bytes; a row with a few pictures has less.
+# The beginning of a file in which its first character is looked for, and Arrow's usual block.
+BEGINNING = 1 << 10
+BLOCK = 1 << 20
+
+
+def _read_json(path: Path) -> pa.Table:
+    """Return the rows of a file of JSON Lines, or of one list, as verl's `datasets` reads them.
+
+    Arrow reads lines alone. The rows of a list become lines, because the same texts then have the
+    same types: Arrow makes a time of a text that looks like one.
+
+    Raises:
+        ValueError: it is no JSON, or its rows are not alike.
+        OSError: the file cannot be opened.
+    """
+    content = path.read_bytes()
+    beginning = content[:BEGINNING].removeprefix(codecs.BOM_UTF8).lstrip()
+    if beginning.startswith(b"["):
+        rows = json.loads(content)
+        content = "\n".join(json.dumps(row) for row in rows).encode()
+    block_size = BLOCK
+    while True:
+        options = pa.json.ReadOptions(block_size=block_size)
+        try:
+            return pa.json.read_json(pa.BufferReader(content), read_options=options)
+        except pa.ArrowInvalid as error:
+            # A row is longer than a block.
+            if "straddling" not in str(error) or block_size >= len(content):
+                raise
+            block_size *= 2
+
+
 READERS = {
     ".parquet": pa.parquet.read_table,
-    ".json": pa.json.read_json,
-    ".jsonl": pa.json.read_json,
+    ".json": _read_json,
+    ".jsonl": _read_json,
 }
 
 
@@ -115,7 +149,7 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
         raise ValueError(f"{where}: verl reads files that end in {', '.join(READERS)}")
     try:
         table = reader(file)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         raise ValueError(f"{where} cannot be read: {error}") from error
     needed = {config.data.prompt_key, "data_source", "reward_model"}
     absent = sorted(needed - set(table.column_names))
