@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+import resource
 import shlex
 from html import unescape
 from html.parser import HTMLParser
@@ -394,6 +395,34 @@ def test_runs_that_the_report_refuses(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([])
     assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize("place", ["file", "file/x", "folder"])
+def test_a_page_that_cannot_be_written_is_told_in_a_sentence(tmp_path, capsys, place):
+    run = make_run(tmp_path / "run", steps=3)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder" / "index.html").mkdir(parents=True)
+    out = tmp_path / place
+    assert main([str(run), "--out", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"verl-gdpo report: --out {out}: the page cannot be written: ")
+    assert error.count("\n") == 1
+
+
+def test_a_full_disk_leaves_the_page_before(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=3)
+    assert main([str(run), "--out", str(tmp_path / "out")]) == 0
+    index = tmp_path / "out" / "index.html"
+    before = index.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        assert main([str(run), "--out", str(tmp_path / "out")]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "the page cannot be written: " in capsys.readouterr().err
+    assert index.read_bytes() == before
+    assert list(index.parent.iterdir()) == [index]
 
 
 def test_arms_of_one_name_are_told_apart(tmp_path):

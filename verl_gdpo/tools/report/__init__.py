@@ -36,10 +36,19 @@ def main(argv: Sequence[str]) -> int:
         if arguments.scorer:
             scorer = Scorer.of(arguments.scorer, arguments.data_source)
         page = build_page(sources, arguments.config, arguments.rollouts, scorer, arm_of)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"verl-gdpo report: {error}", file=sys.stderr)
         return 1
-    print(write(page, out))
+    try:
+        index = write(page, out)
+    except OSError as error:
+        print(
+            f"verl-gdpo report: --out {out}: the page cannot be written: {error}. Expected a "
+            "folder, or a place for one, on a disk with room",
+            file=sys.stderr,
+        )
+        return 1
+    print(index)
     return 0
 
 

@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 from verl_gdpo import __version__
 from verl_gdpo.algorithm.values import RewardError
+from verl_gdpo.atomic import replace_together
 from verl_gdpo.tools.advice import (
     CAPTION,
     FIRST_STEPS,
@@ -227,8 +228,11 @@ def _or_why(make: Callable[[Run], T], run: Run) -> T | str:
 
 
 def write(page: Page, out: Path) -> Path:
-    """Write `out/index.html`, and return its path."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Write `out/index.html`, and return its path; a page that is there stays whole until then.
+
+    Raises:
+        OSError: the file cannot be written there.
+    """
     template = _environment().from_string(_file("page.html.jinja"))
     script = _file("uplot/uPlot.iife.min.js") + "\n" + _file("page.js")
     style = _file("uplot/uPlot.min.css") + "\n" + _looks() + "\n" + _file("page.css")
@@ -242,8 +246,9 @@ def write(page: Page, out: Path) -> Path:
         advice=Wording(title=TITLE, caption=CAPTION, header=HEADER, legend=LEGEND, weights=WEIGHTS),
     )
     index = out / "index.html"
-    # A response may hold half a surrogate pair, which UTF-8 cannot write.
-    index.write_text(text, encoding="utf-8", errors="replace")
+    with replace_together(index) as (temporary,):
+        # A response may hold half a surrogate pair, which UTF-8 cannot write.
+        temporary.write_text(text, encoding="utf-8", errors="replace")
     return index
 
 
