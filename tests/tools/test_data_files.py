@@ -1,16 +1,19 @@
-"""How a data file is read, and what is said of its rows."""
+"""How a data file and a file of responses are read, and what is said of their rows."""
 
 import json
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from byte_tokenizer import make_tokenizer
 from omegaconf import OmegaConf
 
+from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.data_files import (
     DataFile,
     hardly_useful_rows,
     read_files,
+    read_responses,
 )
 from verl_gdpo.tools.check.messages import MARKS, marks_of, rarely_meant
 from verl_gdpo.tools.check.prompts import RunPrompts, tokenizer_of_run
@@ -72,6 +75,58 @@ def test_what_is_no_list_of_rows_is_refused(tmp_path, content, message):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(ValueError, match=rf"data\.train_files: .*a\.json .*{message}"):
         read(tmp_path / "a.json")
+
+
+TRAINING = [DataFile("a", pa.Table.from_pylist([{"data_source": f"s{n}"} for n in range(4)]))]
+
+
+def test_responses_belong_to_rows(tmp_path):
+    """pandas stores whole numbers beside None as floats."""
+    responses = [{"response": "x", "row": 3}, {"response": "y", "row": None}]
+    pd.DataFrame(responses).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in responses))
+    (tmp_path / "a.json").write_text(json.dumps(responses))
+    for name in ("a.parquet", "a.jsonl", "a.json"):
+        of_row, of_all = read_responses(tmp_path / name, TRAINING)
+        assert (of_row[0].source, of_row[1], of_all) == ("s3", "x", (None, "y"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("resp.txt", "x", r"expected a file that ends in \.parquet, \.json, \.jsonl"),
+        ("bad.jsonl", "no", "it cannot be read: JSON parse error: Invalid value"),
+        ("bad.parquet", "no", "it cannot be read: "),
+        ("gone.jsonl", None, "it cannot be read: "),
+        ("far.jsonl", '{"response": "x", "row": 4}', "row: 0 to 3 if it belongs"),
+        ("half.jsonl", '{"response": "x", "row": 1.5}', "row: 0 to 3 if it belongs"),
+        ("true.jsonl", '{"response": "x", "row": true}', "row: 0 to 3 if it belongs"),
+        ("name.jsonl", '{"response": "x", "row": "1"}', "row: 0 to 3 if it belongs"),
+    ],
+)
+def test_what_are_no_responses_is_refused(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"--responses .*/{name}: .*{message}"):
+        read_responses(tmp_path / name, TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--rows", "-1", "expected a whole number >= 1"),
+        ("--rows", "0", "expected a whole number >= 1"),
+        ("--seconds", "-1", "expected a number of seconds above 0"),
+        ("--seconds", "nan", "expected a number of seconds above 0"),
+        ("--seconds", "1e30", "expected a number of seconds above 0"),
+        ("--seconds", "soon", "expected a number of seconds above 0"),
+    ],
+)
+def test_values_of_options_that_are_refused(capsys, option, value, expected):
+    with pytest.raises(SystemExit) as stopped:
+        main([f"{option}={value}"])
+    assert stopped.value.code == 2
+    assert f"argument {option}: got '{value}'; {expected}" in capsys.readouterr().err
 
 
 # --- rows ----------------------------------------------------------------------------------------

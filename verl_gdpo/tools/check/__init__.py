@@ -15,9 +15,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from verl_gdpo.tasks.preparation.loading import whole_number
 from verl_gdpo.tools.check.output import Output, message_of
 from verl_gdpo.tools.compose import add_config_arguments, compose_accepted, packages_searched
 
@@ -153,11 +155,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--elsewhere", action="store_true", help="the run will be on another machine, with GPUs")
     about = "how many rows to try the rewards on (default: 8)"
-    add("--rows", type=int, default=8, metavar="N", help=about)
-    about = "a .jsonl or .parquet file of responses to try too: {response: TEXT, row: NUMBER}"
+    add("--rows", type=partial(whole_number, 1), default=8, metavar="N", help=about)
+    about = "a .jsonl, .json or .parquet file of more responses: {response: TEXT, row: NUMBER}"
     add("--responses", type=Path, metavar="FILE", help=about)
     about = "how long to wait for the next answer of the reward function (default: 60)"
-    add("--seconds", type=float, default=60.0, help=about)
+    add("--seconds", type=_seconds, default=60.0, help=about)
     about = "the rewards may be the same for all made-up responses"
     add("--allow-flat", action="store_true", help=about)
     about = "call judges, and functions with limited=True, too"
@@ -167,3 +169,16 @@ def _parser() -> argparse.ArgumentParser:
     about = "show what verl and others print meanwhile"
     add("-v", "--verbose", action="store_true", help=about)
     return parser
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds that an option's text is, for argparse; a queue waits for no others."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; expected a number of seconds above 0, such as 60"
+        )
+    return seconds

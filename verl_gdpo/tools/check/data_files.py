@@ -360,18 +360,38 @@ def read_responses(path: Path, training: Sequence[DataFile]) -> Responses:
     """Return (the training row, None if the line names none; the response) of each line of a file.
 
     Raises:
-        ValueError: a line is not {response: text, row: number of a training row, or nothing}.
+        ValueError: the file cannot be read, or a line is not {response: text, row: number of a
+            training row, or nothing}.
     """
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        raise ValueError(f"--responses {path}: expected a file that ends in {', '.join(READERS)}")
+    try:
+        table = reader(path)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise ValueError(f"--responses {path}: it cannot be read: {error}") from error
+
     total = _count_rows(training)
     responses: list[tuple[DataRow | None, str]] = []
-    for line in READERS[path.suffix](path).to_pylist():
+    for line in table.to_pylist():
         text = line.get("response")
         number = line.get("row")
-        if not isinstance(text, str) or not (number is None or number in range(total)):
+        is_of_row = number is not None
+        if not isinstance(text, str) or (is_of_row and not _is_row_number(number, total)):
             form = f"{{response: text}}, and row: 0 to {total - 1} if it belongs to a row"
             raise ValueError(f"--responses {path}: got {reprlib.repr(line)}; expected {form}")
         row = None
-        if number is not None:
-            row = row_at(training, number)
+        if is_of_row:
+            row = row_at(training, int(number))
         responses.append((row, text))
     return responses
+
+
+def _is_row_number(number: Any, total: int) -> bool:
+    """Return whether a value is the number of one of `total` rows.
+
+    pandas stores the whole numbers of a column as floats if a value is missing.
+    """
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return number in range(total)
