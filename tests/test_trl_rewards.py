@@ -323,6 +323,12 @@ def test_a_task_that_scores_the_response_gets_the_tag_that_the_prompt_opens(monk
     good = GOOD.removeprefix("<think>")
     found = call(reward_funcs(TASKS["gsm8k"]), [good, good], prompts=["Q<think>", "Q"])
     assert found["format"] == [1.0, 0.0]
+    # of a conversation, TRL does not tell what the chat template adds
+    functions = reward_funcs(TASKS["gsm8k"], prompt_end="<|im_start|>assistant\n<think>\n")
+    messages = [{"role": "user", "content": "6 * 7?"}]
+    said = [{"role": "assistant", "content": good}]
+    assert call(functions, [said], prompts=[messages])["format"] == [1.0]
+    assert call(reward_funcs(TASKS["gsm8k"]), [said], prompts=[messages])["format"] == [0.0]
     closed = "<answer>42</answer>"
     found = call(reward_funcs(TASKS["gsm8k"]), [closed] * 2, prompts=["Q<think></think>", "Q"])
     assert found["format"] == [1.0, 0.0]

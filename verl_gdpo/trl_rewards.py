@@ -53,7 +53,7 @@ class Sample(NamedTuple):
     step: int | None
 
 
-def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
+def reward_funcs(*tasks: Task, prompt_end: str = "", **options: Any) -> list["RewardFunction"]:
     """Return one function for each reward of the tasks, in alphabetical order.
 
     A function has the name of its reward, under which TRL logs it. A completion is scored once,
@@ -73,6 +73,8 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
     Args:
         tasks: one or several of `verl_gdpo.tasks.TASKS`. A row is scored by the task of its
             `data_source`; a reward that only other tasks have is None.
+        prompt_end: what the chat template writes behind the messages of a conversation, as far as
+            it opens or closes the thought, such as "<think>\\n". TRL does not tell it.
         options: keyword arguments of the tasks' scorers, such as `normalize_numbers=True`.
 
     Raises:
@@ -90,7 +92,7 @@ def reward_funcs(*tasks: Task, **options: Any) -> list["RewardFunction"]:
             f"TRL rewards, tasks {names}: got the options {sorted(unknown)}; "
             f"expected some of {sorted(taken)}"
         )
-    scoring = _Scoring(tasks, options)
+    scoring = _Scoring(tasks, options, given_thought(prompt_end))
     return [RewardFunction(name, scoring) for name in scoring.reward_names]
 
 
@@ -107,13 +109,13 @@ class RewardFunction:
         Args:
             batch: TRL's arguments. Of the rows' columns, `data_source` and `reward_model` are used,
                 as `verl-gdpo data` writes them. A prompt that is a text says whether it opens or
-                closes the thought; of messages, nobody knows what the chat template adds.
+                closes the thought; of messages, `prompt_end` of `reward_funcs` says it.
 
         Raises:
             ValueError: a column is missing, a completion is not one text, a row is of none of the
                 tasks, its ground truth is bad, or its reward is not finite.
         """
-        samples = _samples(batch, self._scoring.call_format)
+        samples = _samples(batch, self._scoring)
         return [rewards.get(self.__name__) for rewards in self._scoring.rewards(samples)]
 
 
@@ -133,7 +135,15 @@ class _ScoredBatch(NamedTuple):
 class _Scoring:
     """Scores a batch once for all functions that are asked about it."""
 
-    def __init__(self, tasks: Sequence[Task], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], options: Mapping[str, Any], given_by_template: str
+    ) -> None:
+        """Look up the scorers.
+
+        Args:
+            given_by_template: the opened or closed thought with which a conversation's prompt ends.
+        """
+        self.given_by_template = given_by_template
         self._scorers: dict[str, _Scorer] = {}  # {data source: how its rows are scored}
         names: set[str] = set()
         for task in tasks:
@@ -180,7 +190,7 @@ class _Scoring:
             raise ValueError(f"{where}: {error}") from error
 
 
-def _samples(batch: Mapping[str, Any], call_format: str | None) -> list[Sample]:
+def _samples(batch: Mapping[str, Any], scoring: _Scoring) -> list[Sample]:
     for column in ("data_source", "reward_model"):
         if column not in batch:
             raise ValueError(
@@ -189,7 +199,7 @@ def _samples(batch: Mapping[str, Any], call_format: str | None) -> list[Sample]:
                 f"reward_model={{'ground_truth': ...}}; got {sorted(batch)}"
             )
     tokens = [len(ids) for ids in batch["completion_ids"]]
-    responses = _responses(batch, tokens, call_format)
+    responses = _responses(batch, tokens, scoring)
     step = None
     state = batch.get("trainer_state")
     if state is not None:
@@ -204,7 +214,7 @@ def _samples(batch: Mapping[str, Any], call_format: str | None) -> list[Sample]:
 
 
 def _responses(
-    batch: Mapping[str, Any], tokens: Sequence[int], call_format: str | None
+    batch: Mapping[str, Any], tokens: Sequence[int], scoring: _Scoring
 ) -> list[Response]:
     """Return the completions of a batch.
 
@@ -216,10 +226,10 @@ def _responses(
     responses = []
     rows = zip(batch["completions"], prompts, tokens, strict=True)
     for number, (completion, prompt, count) in enumerate(rows):
-        given = ""
+        given = scoring.given_by_template
         if isinstance(prompt, str):
             given = given_thought(prompt)
-        turn = Turn(_text(number, completion, call_format), given)
+        turn = Turn(_text(number, completion, scoring.call_format), given)
         responses.append(Response((turn,), count))
     return responses
 

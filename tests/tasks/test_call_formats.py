@@ -42,7 +42,11 @@ def rights(calls):
 
 
 def read(call_format, text, *gold):
-    return CALL_FORMATS[call_format].read(text, rights(gold))
+    right_values = {
+        name: {key: [value] for key, value in parameters.items()}
+        for name, parameters in rights(gold).items()
+    }
+    return CALL_FORMATS[call_format].read(text, right_values)
 
 
 # --- what is written and read ---------------------------------------------------------------------
@@ -194,6 +198,16 @@ def test_a_parameter_in_xml_has_the_type_of_the_right_one():
     assert [typed("d", '{"k": 2}'), typed("d", "{'k': 2}")] == [{"k": 2}, "{'k': 2}"]
     assert [typed("n", "null"), typed("n", ""), typed("s", "\na\n")] == [None, "", "\na\n"]
     assert typed("i", "9" * 5000) == "9" * 5000  # more digits than Python reads
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(1, 2.5), (None, 5), ("x", 5), (True, "auto"), (1, [1, 2])]
+)
+def test_two_calls_of_a_function_may_have_values_of_other_types(first, second):
+    gold = [call("f", a=first), call("f", a=second)]
+    truth = render_answer("x", gold)
+    response = f"<think> x </think>\n{written('qwen3_coder', *gold)}"
+    assert score(response, truth, call_format="qwen3_coder")["correctness"] == 3.0
 
 
 # --- format ---------------------------------------------------------------------------------------

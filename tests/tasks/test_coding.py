@@ -177,6 +177,11 @@ PRINTED = [  # what was printed, what is expected, whether that is right to us, 
     ("5e-1", "0.5", True, True),
     ("2\n0.500004", "2\n0.5", True, True),
     ("100001", "100000", False, False),
+    # digits behind a leading zero are no number
+    ("10", "0010", False, True),
+    ("0", "000", False, True),
+    ("0010", "0010", True, True),
+    ("0", "0", True, True),
     ("nan", "0.5", False, False),
     ("sNaN", "0.5", False, False),
     # an integer is exact, also beside numbers that are not
@@ -326,6 +331,7 @@ FOUND = {  # the program in it; None without one
             "```py\nx = 1\n``` prints\n```text\n7\n```",
             *("```python3\nx = 1", "x = 1", "<think>\nMaybe y = 2?\n</think>\n\nx = 1\n"),
             *("a ```python\nx = 1\n``` b ```\ny\n```", "a ```\nx = 1\n``` b"),
+            *("1. Code:\n   ```python\n   x = 1\n   ```", "``` python\nx = 1\n```"),
         ],
         "x = 1",
     ),
@@ -336,6 +342,12 @@ FOUND = {  # the program in it; None without one
         ]
     ),
 }
+
+
+def test_a_program_in_an_item_of_a_list_loses_the_indentation_of_the_item():
+    item = "1. Code:\n   ```\n   if x:\n       y\n   ```"
+    assert program_of(item).strip() == "if x:\n    y"
+    assert program_of("```python\nif x:\n    y\n```").strip() == "if x:\n    y"
 
 
 @pytest.mark.parametrize(("response", "program"), FOUND.items())

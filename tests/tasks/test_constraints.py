@@ -22,7 +22,8 @@ def reward(name, value, response):
     [
         ("keyword", ["old"], ["An OLD tree", '"old".'], ["cold tree", "golden", "older", "o l d"]),
         ("keyword", ["old", "Tea"], ["old tea"], ["old", "tea tea"]),
-        ("keyword", ["don't"], ["I don't."], ["dont"]),
+        ("keyword", ["don't"], ["I don't.", "I don\u2019t."], ["dont"]),
+        ("keyword", ["don\u2019t"], ["I don't."], ["dont"]),
         ("sentences", [2, 2], ["A bus. C d", "Why? No!", "a bus... c."], ["a bus. ! . ?", "."]),
         ("sentences", [1, 1], ["Dr. Lee said 'no.'", "J. Doe left"], ["He left. I came", ""]),
         ("sentences", [1, 1], ["Go at 7 a.m. to the U.S. today"], ["It costs 2.5. No!"]),
@@ -33,7 +34,12 @@ def reward(name, value, response):
         ("case", "lower", ["so it is 2!"], ["So", "1 2", "SO"]),
         ("case", "upper", ["SO IT IS 2!"], ["So", "1 2", "so"]),
         ("ending", "!", ["Rain!", '"Rain!" ', "rain !\n"], ["Rain! So", "!!!", "Rain"]),
-        ("ending", "the end.", ["so, The End.", "SO THE END."], ["the end", "the end. So"]),
+        (
+            "ending",
+            "the end.",
+            ["so, The End.", "SO THE END.", "\u201cIt is the end.\u201d"],
+            ["the end", "the end. So"],
+        ),
         (
             "json",
             ["name", "use"],

@@ -6,7 +6,8 @@ import pytest
 
 from verl_gdpo.tasks.tool_rl import form as contract
 from verl_gdpo.tasks.tool_rl import score as tool_rl
-from verl_gdpo.tasks.tool_rl.rows import make_rows
+from verl_gdpo.tasks.tool_rl.call_formats import CALL_FORMATS
+from verl_gdpo.tasks.tool_rl.rows import in_call_format, make_rows
 
 COUNT = 1500
 
@@ -84,3 +85,17 @@ def test_the_prompt_names_tools_and_types():
     types = {"city": "string", "nights": "integer"}
     prompt = contract.compact_system_prompt({"book_hotel": types})
     assert prompt == 'Tools:\nbook_hotel {"city": "string", "nights": "integer"}'
+
+
+@pytest.mark.parametrize("call_format", ["hermes", "qwen3_coder", "llama3_json"])
+def test_calls_of_earlier_turns_are_written_in_the_format_that_is_taught(call_format):
+    """As of ToolRL's dialogues, which stand in the message of the user."""
+    (row,) = make_rows(1, split="train", seed=0)
+    calls = [{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {"b": "two"}}]
+    before = CALL_FORMATS["toolrl"].write(calls)
+    unread = "<tool_call>\nno call\n</tool_call>"
+    row["prompt"][1]["content"] += f"<think> x </think>\n{before}\n{unread}\nGo on."
+    asked = in_call_format(row, call_format)["prompt"][1]
+    assert before not in asked["content"] and unread in asked["content"]
+    assert f"</think>\n{CALL_FORMATS[call_format].write(calls)}\n" in asked["content"]
+    assert in_call_format(row, "toolrl")["prompt"][1] == row["prompt"][1]

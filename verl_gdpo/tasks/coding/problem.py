@@ -14,13 +14,16 @@ Both may have a "solution": a program that passes. It is shown to nobody but `ch
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 FENCE = "```"
 PYTHON = "python"
-OPENING = re.compile(rf"{FENCE}(?:{PYTHON}|py)[\d.]*(?!\w)", re.IGNORECASE)
+OPENING = re.compile(rf"{FENCE}[ \t]*(?:{PYTHON}|py)[\d.]*(?!\w)", re.IGNORECASE)
+# A program whose first line is indented, as in an item of a list.
+INDENTED = re.compile(r"\s*\n[ \t]+\S")
 # How a program begins. A comment does not count, because it is a heading in Markdown.
 FIRST_LINE = re.compile(r"(?:import|from|def|class|for|print)\b|@|[A-Za-z_][\w,.\[\] ]*=")
 SYSTEM_PROMPT = (
@@ -115,18 +118,26 @@ def program_of(response: str) -> str | None:
     openings = list(OPENING.finditer(response))
     if openings:
         program, _, _ = response[openings[-1].end() :].partition(FENCE)
-        return program
+        return _without_indentation(program)
 
     # Every other part stands after a fence that opens a block.
     blocks = response.split(FENCE)[1::2]
     if blocks:
-        return blocks[-1]
+        return _without_indentation(blocks[-1])
 
     _, _, answer = response.rpartition("</think>")
     answer = answer.strip()
     if FIRST_LINE.match(answer):
         return answer
     return None
+
+
+def _without_indentation(block: str) -> str:
+    """Return a block without the indentation that all of its lines have."""
+    # Python would refuse such a program, so that no other program is changed.
+    if INDENTED.match(block):
+        return textwrap.dedent(block)
+    return block
 
 
 def good_response(ground_truth: str) -> str:

@@ -163,7 +163,11 @@ def _is_same_word(word: str, expected: str) -> bool:
     if "_" in word:
         # Decimal takes 1_0 for 10.
         return False
-    is_integer = expected.lstrip("+-").isdigit()
+    digits = expected.lstrip("+-")
+    is_integer = digits.isdigit()
+    if is_integer and len(digits) > 1 and digits.startswith("0"):
+        # It is no number but a row of digits, such as one of a grid.
+        return False
     return _is_same_number(word, expected, exactly=is_integer)
 
 

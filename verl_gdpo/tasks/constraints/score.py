@@ -26,6 +26,7 @@ MARKERS = ("* ", "- ")  # of an item
 FENCE = "```"
 MAX_BRACKETS = 100  # of JSON, which bounds its depth
 SENTENCE_ENDS = (".", "!", "?", "\u2026")
+QUOTES = '"\u201c\u201d'
 AROUND_SENTENCES = "\"'\u2018\u2019\u201c\u201d()[]*_"
 # also one character, such as the number of an item, and letters such as those of "a.m."
 ABBREVIATION = re.compile(r"mr|mrs|ms|dr|prof|st|vs|.|[^\W\d_](\.[^\W\d_])+")
@@ -74,13 +75,18 @@ def count_bullets(text: str) -> int:
 
 
 def has_keywords(text: str, keywords: list[str]) -> bool:
-    words = {word.casefold() for word in WORD.findall(text)}
-    return all(keyword.casefold() in words for keyword in keywords)
+    words = {_as_compared(word) for word in WORD.findall(text)}
+    return all(_as_compared(keyword) in words for keyword in keywords)
+
+
+def _as_compared(word: str) -> str:
+    """Return a word without regard to case, and with one sign for both apostrophes."""
+    return word.casefold().replace("\u2019", "'")
 
 
 def has_ending(text: str, ending: str) -> bool:
     # A response may be quoted as a whole.
-    unquoted = text.strip().strip('"').rstrip()
+    unquoted = text.strip().strip(QUOTES).rstrip()
     return unquoted.casefold().endswith(ending.casefold())
 
 

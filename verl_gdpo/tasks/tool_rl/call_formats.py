@@ -53,8 +53,8 @@ REASONS = (NO_CALL, NOT_CLOSED, MALFORMED, INCOMPLETE)
 _decode = json.JSONDecoder().decode  # faster than json.loads, which checks its options at each call
 _decode_from = json.JSONDecoder().raw_decode
 
-# {name of a function: {parameter: its right value}}
-RightValues = Mapping[str, Mapping[str, Any]]
+# {name of a function: {parameter: its right values, of all right calls of the function}}
+RightValues = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 @dataclass
@@ -197,7 +197,7 @@ def _read_qwen3_coder(text: str, right_values: RightValues) -> CallsRead:
     return _or_no_call(read)
 
 
-def _read_parameters(text: str, right: Mapping[str, Any]) -> dict[str, Any]:
+def _read_parameters(text: str, right: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     parameters = {}
     for parameter, is_closed in _between(text, PARAMETER_OPEN, PARAMETER_CLOSE):
         if not is_closed:
@@ -205,11 +205,22 @@ def _read_parameters(text: str, right: Mapping[str, Any]) -> dict[str, Any]:
         key, end_of_key, value = parameter.partition(">")
         if end_of_key:
             value = value.removeprefix("\n").removesuffix("\n")
-            parameters[key] = _typed(value, right.get(key))
+            parameters[key] = _typed(value, right.get(key, ()))
     return parameters
 
 
-def _typed(text: str, right: Any) -> Any:
+def _typed(text: str, right_values: Sequence[Any]) -> Any:
+    """Return the value that a text stands for: a right one if it stands for one of these."""
+    readings = [_typed_as(text, right) for right in right_values]
+    for reading, right in zip(readings, right_values, strict=True):
+        if reading == right:
+            return reading
+    if not readings:
+        return _typed_as(text, None)
+    return readings[0]
+
+
+def _typed_as(text: str, right: Any) -> Any:
     """Return the value that a text stands for, where the right value is of the type of `right`.
 
     A text that is none of this type stays a text, as in verl.

@@ -22,6 +22,7 @@ the test split. A row, with the prompt and the right answer:
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -30,11 +31,18 @@ from typing import Any
 from verl_gdpo.tasks.preparation.schema import Row, require
 from verl_gdpo.tasks.preparation.sources import Sources, make_row, seeded, strings_of
 from verl_gdpo.tasks.tool_rl import system_message
-from verl_gdpo.tasks.tool_rl.form import compact_system_prompt, render_answer
+from verl_gdpo.tasks.tool_rl.call_formats import TOOLRL, call_format_of
+from verl_gdpo.tasks.tool_rl.form import (
+    TOOL_CALL_CLOSE,
+    TOOL_CALL_OPEN,
+    compact_system_prompt,
+    render_answer,
+)
 from verl_gdpo.tasks.tool_rl.score import TASK
 
 COMMIT = "8cee13ec0ca72f0461da372a93a6fd8140dbb840"
 JSON_KEYS = ("instruction", "input", "output")
+CALLS_BLOCK = re.compile(rf"{TOOL_CALL_OPEN}\n.*?\n{TOOL_CALL_CLOSE}", re.DOTALL)  # ToolRL's
 
 RESPONSE_SHARE = 0.1  # share of rows that ask for a response without a call
 CALL_WEIGHTS = {1: 0.5, 2: 0.3, 3: 0.2}  # {number of calls: share of the other rows}
@@ -132,6 +140,8 @@ def _combination(split: str, rng: Random, first: str, second: str, link: str) ->
 def in_call_format(row: Row, call_format: str) -> Row:
     """Return a row whose system message teaches a format of calls; the ground truth stays.
 
+    The calls of earlier turns, which other messages show, are written in the format too.
+
     Raises:
         ValueError: the row has no system message that lists tools. It may be any JSON object.
     """
@@ -150,11 +160,29 @@ def in_call_format(row: Row, call_format: str) -> Row:
         content = system_message.in_call_format(str(content), call_format)
     except ValueError as error:
         raise ValueError(f"field prompt[0].content: {error}") from error
-    messages = list(row["prompt"])
+    messages = [_with_calls_in_format(message, call_format) for message in row["prompt"]]
     messages[0] = {"role": "system", "content": content}
     changed = dict(row)
     changed["prompt"] = messages
     return changed
+
+
+def _with_calls_in_format(message: Any, call_format: str) -> Any:
+    """Return a message whose blocks of ToolRL's calls are written in another format.
+
+    A block that cannot be read stays as it is, and so does anything that is no message.
+    """
+    has_text = isinstance(message, dict) and isinstance(message.get("content"), str)
+    if not has_text or call_format == TOOLRL:
+        return message
+
+    def in_format(block: re.Match[str]) -> str:
+        read = call_format_of(TOOLRL).read(block[0], {})
+        if read.unread or not read.calls:
+            return block[0]
+        return call_format_of(call_format).write(read.calls)
+
+    return {**message, "content": CALLS_BLOCK.sub(in_format, message["content"])}
 
 
 make_rows = seeded("synthetic tiny", _made_row)

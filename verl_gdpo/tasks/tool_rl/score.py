@@ -115,12 +115,11 @@ def _share(
     response: str, gold: list[form.Call], calls_as: CallFormat, notes: CallNotes | None
 ) -> float:
     """Return the share of the highest correctness, and note what cannot be read."""
-    # {function: {parameter: its first right value}}
-    right_values: dict[str, dict[str, Any]] = {}
+    right_values: dict[str, dict[str, list[Any]]] = {}
     for call in gold:
         values = right_values.setdefault(call[form.NAME_KEY], {})
         for key, value in call[form.PARAMETERS_KEY].items():
-            values.setdefault(key, value)
+            values.setdefault(key, []).append(value)
     read = calls_as.read(response, right_values)
     if read.unread:
         if notes is not None:
