@@ -93,6 +93,7 @@ def stubs(monkeypatch):
         (trainer, "zero_masks"),
         (legacy, "AdvantageStep"),
         (legacy, "TokenAdvantages"),
+        (record, "_keep_metrics"),
         (record, "hand_over"),
         (record, "recorded_start"),
         (record, "write_into_run_dir"),

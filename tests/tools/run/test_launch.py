@@ -16,6 +16,7 @@ from processes import is_alive, wait_for
 from verl_gdpo.tools.run import processes
 from verl_gdpo.tools.run.launch import launch
 from verl_gdpo.tools.run.processes import locked
+from verl_gdpo.tools.run.starts import starts_of
 
 
 @pytest.mark.parametrize(
@@ -273,6 +274,41 @@ def test_each_start_has_metrics_of_its_own(tmp_path):
     metrics = sorted((tmp_path / "metrics").iterdir())
     assert [file.name for file in metrics] == ["1.jsonl", "2.jsonl"]
     assert all(file.read_bytes() == b"{}" for file in metrics)
+
+
+# two trainings of one command, each of which logs for longer than the limit of a hang
+TRAINS_TWICE = """
+import json
+from pathlib import Path
+from verl_gdpo.tools.run import starts
+from verl_gdpo.tools.run_folder.folder import keep_earlier_metrics
+trainer = {{"logger": ["file"], "hang_minutes": 0.01}}
+for is_recorded in {recorded}:
+    keep_earlier_metrics()
+    if is_recorded:
+        starts.write(Path({run!r}), starts.here({{"trainer": trainer}}), "")
+    with open(os.environ["VERL_FILE_LOGGER_PATH"], "wb", buffering=0) as metrics:
+        for step in range(1, 9):
+            time.sleep(0.3)
+            line = json.dumps({{"step": step, "data": {{"timing_s/update_actor": 1.0}}}})
+            metrics.write(line.encode() + b"\\n")
+"""
+
+
+@pytest.mark.parametrize("second_is_recorded", [True, False])
+def test_two_trainings_of_one_command(tmp_path, monkeypatch, second_is_recorded):
+    """Neither loses its metrics, and the second one is watched in its own file."""
+    monkeypatch.setattr("launched.LAUNCHER", ["-c", IMPATIENT])
+    body = TRAINS_TWICE.format(run=str(tmp_path), recorded=[True, second_is_recorded])
+    done = subprocess.run(
+        launcher(tmp_path, "--", *driver(tmp_path, body)), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("1.jsonl", "2.jsonl"):
+        assert (tmp_path / "metrics" / name).read_bytes().count(b"\n") == 8
+    assert done.stdout.count("step    5") == 2
+    ends = [one.end.get("exit_code") for one in starts_of(tmp_path)]
+    assert ends == ([None, 0] if second_is_recorded else [None])
 
 
 def test_what_cannot_start_is_said(tmp_path):

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -14,13 +15,17 @@ from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import REPO
 from verl.utils.tracking import Tracking
+from verl_batch import verl_config
 from verls_run import run_with_plugins
 
 from verl_gdpo.terminal import render
+from verl_gdpo.tools.run.starts import starts_of
 from verl_gdpo.tools.run_folder import folder as run_folder
 from verl_gdpo.tools.run_folder.folder import (
     MetricsReader,
     claim_metrics_file,
+    keep_earlier_metrics,
+    name_metrics_file,
     read_metrics,
     training_rewards,
     validation_rewards,
@@ -192,6 +197,16 @@ def test_every_start_gets_a_metrics_file_of_its_own(tmp_path):
     assert (tmp_path / "metrics" / "2.jsonl").read_text().startswith("of the second")
 
 
+def test_a_file_that_became_shorter_is_read_from_its_beginning(tmp_path):
+    """verl's file logger empties its file where a second training gets the same one."""
+    write_metrics(tmp_path, {1: METRICS[1], 2: METRICS[2]})
+    reader = MetricsReader(tmp_path)
+    assert [step for step, _ in reader.new()] == [1, 2]
+    (tmp_path / "metrics" / "1.jsonl").write_text(step_line(1, a=0.5))
+    assert list(reader.new()) == [(1, {"a": 0.5})]
+    assert not reader.problems
+
+
 def test_two_starts_at_one_moment_do_not_share_a_metrics_file(tmp_path, monkeypatch):
     # both look at the folder before either has made its file
     monkeypatch.setattr(run_folder, "_metrics_files", lambda folder: [])
@@ -205,7 +220,7 @@ LOGGER_VARIABLES = (
 
 @pytest.fixture
 def no_logger_variables(monkeypatch):
-    for name in LOGGER_VARIABLES:
+    for name in (*LOGGER_VARIABLES, "VERL_GDPO_METRICS"):
         monkeypatch.setenv(name, "")  # so that it is as before once the test has ended
         monkeypatch.delenv(name)
 
@@ -257,6 +272,63 @@ def test_a_run_by_hand_of_our_recipe_leaves_its_metrics_in_run_dir(tmp_path, no_
     file = f"{tmp_path}/run/metrics/1.jsonl"
     assert os.environ["VERL_FILE_LOGGER_PATH"] == file
     assert environments[0]["VERL_FILE_LOGGER_PATH"] == file
+
+
+# a training of plain verl, which nobody records, and one with gdpo
+TRAINED = {
+    "plain": ["algorithm.adv_estimator=grpo", "reward.reward_manager.name=naive"],
+    "gdpo": [],
+}
+
+
+@pytest.mark.parametrize("second", TRAINED)
+def test_a_second_training_of_one_command_gets_a_metrics_file_of_its_own(
+    tmp_path, monkeypatch, no_logger_variables, second
+):
+    """`verl-gdpo run -- bash my_script.sh` gives all trainings of the script the same variables."""
+    given = Path(name_metrics_file(tmp_path / "run")["VERL_FILE_LOGGER_PATH"])
+    settings = ["trainer.logger=[file]", f"trainer.default_local_dir={tmp_path}/saved"]
+    files = []
+
+    def run_ppo(config, task_runner_class=None):
+        files.append(Path(os.environ["VERL_FILE_LOGGER_PATH"]))
+        files[-1].write_bytes(b"{}")
+
+    for kind in ("gdpo", second):
+        # Each training is a process of its own.
+        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(given))
+        monkeypatch.setenv("VERL_GDPO_METRICS", str(given))
+        run_with_plugins(run_ppo, verl_config(*settings, *TRAINED[kind]))
+    assert files == [given, given.with_name("2.jsonl")]
+    recorded = [one.start.metrics for one in starts_of(tmp_path / "saved")]
+    assert recorded == [str(file) for file in (files if second == "gdpo" else files[:1])]
+
+
+def test_a_second_training_on_the_same_ray_says_that_it_empties_the_file(
+    tmp_path, monkeypatch, no_logger_variables, capsys
+):
+    """Ray's processes have the variables of its own start."""
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    os.environ.update(name_metrics_file(tmp_path))
+    file = tmp_path / "metrics" / "1.jsonl"
+    places = ["trainer.logger=[file]", f"trainer.default_local_dir={tmp_path}/saved"]
+    for content, warnings in ((b"", 0), (b"{}", 1)):
+        file.write_bytes(content)
+        run_with_plugins(lambda config, task_runner_class=None: None, verl_config(*places))
+        assert capsys.readouterr().err.count(f"{file} has the metrics of an earlier") == warnings
+    assert os.environ["VERL_FILE_LOGGER_PATH"] == str(file)
+
+
+def test_a_metrics_file_that_the_user_has_named_is_kept(tmp_path, monkeypatch, no_logger_variables):
+    """Also one of the script's own, within the launcher: verl empties it, as without ours."""
+    os.environ.update(name_metrics_file(tmp_path))
+    (tmp_path / "metrics" / "1.jsonl").write_text("of the first")
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("of the first")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(mine))
+    keep_earlier_metrics()
+    assert os.environ["VERL_FILE_LOGGER_PATH"] == str(mine)
+    assert os.listdir(tmp_path / "metrics") == ["1.jsonl"]
 
 
 def test_hydra_writes_into_run_dir():

@@ -39,12 +39,11 @@ from verl_gdpo.tools.run.starts import ended, starts_of
 from verl_gdpo.tools.run.stop_conditions import (
     HANG_FILE,
     POLL_SECONDS,
-    HangWatch,
     RunEnd,
     StopConditions,
     Stopped,
 )
-from verl_gdpo.tools.run_folder.folder import claim_metrics_file
+from verl_gdpo.tools.run_folder.folder import LOGGER_FILE, name_metrics_file
 
 # With these, somebody asks a run to end.
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -111,11 +110,8 @@ def launch(
         parent = None
         if end_with_parent:
             parent = os.getppid()
-        ends = StopConditions(held, deadline, parent, started)
-        metrics = Path(environment["VERL_FILE_LOGGER_PATH"])
-        if trainer:
-            ends.metrics = metrics
-            ends.watch = HangWatch(metrics, trainer)
+        metrics = Path(environment[LOGGER_FILE])
+        ends = StopConditions(held, deadline, parent, metrics, trainer or {}, started)
         progress = Progress(held, quiet, before)
         with _signals_raise():
             try:
@@ -126,7 +122,7 @@ def launch(
         last_step = max(progress.shown, default=0)
         report = end_report(held, end, log, since, last_step, go_on, checkpoints)
         has_folder = held.place() == run
-        _record(held, end, report, str(metrics), checkpoints)
+        _record(held, end, report, str(ends.metrics), checkpoints)
         return replace(end, report="\n".join(report), has_folder=has_folder)
 
 
@@ -155,7 +151,7 @@ def _environment(run: Path) -> dict[str, str]:
     # the next run no compiled kernels.
     environment.setdefault("RAY_TMPDIR", outer)
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{outer}/torchinductor_{os.getuid()}")
-    environment["VERL_FILE_LOGGER_PATH"] = str(claim_metrics_file(run).resolve())
+    environment.update(name_metrics_file(run))
     environment[VARIABLE] = "1"  # `stop_conditions.py` asks for stacks
     return environment
 

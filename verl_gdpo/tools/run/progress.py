@@ -46,6 +46,7 @@ class Progress:
         self.loss = ""  # what has become of the folder, as it was last said
         self.reader = folder.MetricsReader(held.path)
         self.shown: dict[int, float] = {}  # {step that has been printed: when}
+        self.in_file = 0  # the last step of training that the file logger has written
         log = held.path / "train.log"
         self.log_start = 0
         if log.exists():
@@ -88,6 +89,9 @@ class Progress:
             return
         yield from self._look_at_folder()
         for step, metrics in self._new_metrics():
+            if self._begins_anew(step, metrics):
+                self.shown.clear()
+                self.last_step = 0  # the log says it of the first training
             new_findings = list(self._findings(step, metrics))
             if step not in self.shown:
                 self.shown[step] = time.monotonic()
@@ -99,6 +103,15 @@ class Progress:
         if time.monotonic() - self.last_line > ALIVE_SECONDS:
             doing = "running" if self.shown else self.before
             yield f"{doing} ..."
+
+    def _begins_anew(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Return whether another training of the same command has begun: its steps go back."""
+        is_of_file = self.console is None
+        if not is_of_file or folder.is_validation(metrics):
+            return False
+        goes_back = step < self.in_file
+        self.in_file = step
+        return goes_back
 
     def _of_step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
         rewards = _values(folder.training_rewards({step: metrics}))

@@ -25,10 +25,16 @@ from verl_gdpo.hooks.rollout_guard import naming_the_trainer
 from verl_gdpo.hooks.run_keys import ALLOW_CHANGE
 from verl_gdpo.tools.run import attention, checkpoint_loading, precision, resume, starts
 from verl_gdpo.tools.run.starts import RecordedStart, StartManifest
-from verl_gdpo.tools.run_folder.folder import of_recipes, write_into_run_dir
+from verl_gdpo.tools.run_folder.folder import (
+    LOGGER_FILE,
+    has_earlier_metrics,
+    keep_earlier_metrics,
+    of_recipes,
+    write_into_run_dir,
+)
 
 # The variables that verl's loggers read.
-LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH")
+LOGGERS = ("TENSORBOARD_DIR", "WANDB_DIR", LOGGER_FILE)
 
 
 def record_and_run(call: Call) -> Any:
@@ -46,6 +52,8 @@ def record_and_run(call: Call) -> Any:
         message = choose(config)
         if message is not None:
             print(f"verl-gdpo: {message}", flush=True)
+    if "file" in (config.trainer.get("logger") or []):
+        _keep_metrics()
     is_gdpo = has_gdpo(config)
     is_recorded = is_gdpo or is_of_recipes
     with recorded_start(config, is_recorded=is_recorded, composed=composed):
@@ -55,6 +63,22 @@ def record_and_run(call: Call) -> Any:
         # Here too, so that the recorded end says which process died.
         with naming_the_trainer() if is_gdpo else nullcontext():
             return call.hand_on()
+
+
+def _keep_metrics() -> None:
+    """Let the metrics of an earlier training of the same command stay, also those of plain verl."""
+    import ray
+
+    if has_earlier_metrics() and ray.is_initialized():
+        # Ray's processes have the variables of the time at which Ray started.
+        warn(
+            f"{LOGGER_FILE}={os.environ[LOGGER_FILE]} has the metrics of an earlier training of "
+            "this command, and verl's file logger empties it, because Ray runs since then. Call "
+            "ray.shutdown() between two trainings, or start each in a process of its own, to keep "
+            "both"
+        )
+        return
+    keep_earlier_metrics()
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class StartManifest:
     warnings: what a user was told of the resume.
     recipes: the chosen recipes, such as {"estimator": "grpo"}.
     commit: of the checkout that holds this package; or "".
-    metrics: the file in which verl's file logger writes; each launcher gives another one.
+    metrics: the file in which verl's file logger writes; each training of a launcher has another.
     configuration: as it is written, with its interpolations.
     """
 
@@ -143,8 +143,8 @@ def ended(
         run: folder of the run.
         why: a few words; "" keeps what the training itself wrote.
         exit_code: of the training, as a shell has it.
-        metrics: the file that the launcher has given. If the last start has another, nothing is
-            written.
+        metrics: the file of the launcher's last training. If the last start has another, nothing
+            is written.
         otherwise: a few words for a training that has written nothing; "" says the exit code.
     """
     starts = starts_of(run)

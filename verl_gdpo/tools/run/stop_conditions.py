@@ -29,7 +29,12 @@ from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.processes import CANNOT_START
 from verl_gdpo.tools.run.stacks import SIGNAL, files_of
 from verl_gdpo.tools.run.starts import TIME_LIMIT_EXIT, read_start
-from verl_gdpo.tools.run_folder.folder import MetricsReader, is_validation
+from verl_gdpo.tools.run_folder.folder import (
+    METRICS,
+    MetricsReader,
+    is_validation,
+    newer_metrics_file,
+)
 
 POLL_SECONDS = 0.2
 FAILED_EXIT = 1
@@ -174,22 +179,31 @@ class HangWatch:
 class StopConditions:
     """What ends a run before its driver does.
 
+    A command may train several times, as a script does. The training that began last is watched.
+
     folder: of the run. If it is gone, the run is not ended for it, and is not watched for hangs.
     parent: id of the process whose end ends the run; None if it is no matter.
+    metrics: the file that is watched.
+    trainer: the block `trainer` of the configuration. If it is empty, nothing is watched until the
+        manifest of a start has one.
     started: returns the living processes of the run.
     """
 
     folder: HeldFolder
     deadline: float
     parent: int | None
+    metrics: Path
+    trainer: Mapping[str, Any] = field(default_factory=dict)
     started: Callable[[], Sequence[psutil.Process]] = tuple
     checking: "subprocess.Popen[bytes] | None" = None
-    watch: HangWatch | None = None
-    earlier: int = field(init=False)  # starts
-    metrics: Path = field(init=False)  # the file that is watched
+    reads_manifests: bool = field(init=False)
+    known: int = field(init=False)  # how many starts of the run are not new
+    watch: HangWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.earlier = len(manifests_in(self.folder.path / STARTS))
+        self.reads_manifests = not self.trainer
+        self.known = len(manifests_in(self.folder.path / STARTS))
+        self._watch(self.metrics, self.trainer)
 
     def raise_if_due(self) -> None:
         """Raise Stopped if the run has to end."""
@@ -219,11 +233,8 @@ class StopConditions:
         raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
 
     def _raise_if_it_hangs(self) -> None:
+        self.look_for_trainings()
         place = self.folder.place()
-        if self.watch is None and place is not None:
-            self._begin_to_watch(place)
-        if self.watch is None:
-            return
         metrics = self.folder.follow(self.metrics)
         if metrics is None:
             self.watch.look_away()
@@ -244,17 +255,40 @@ class StopConditions:
         )
         raise Stopped(RunEnd(FAILED_EXIT, "failed", message))
 
-    def _begin_to_watch(self, place: Path) -> None:
-        """Watch the run as soon as the manifest of this start says how."""
+    def look_for_trainings(self) -> None:
+        """Watch the training that began last. Its manifest says how, if it has one."""
+        place = self.folder.place()
+        if place is None:
+            return
         try:
-            for manifest in manifests_in(place / STARTS)[self.earlier :]:
-                start = read_start(manifest).start
-                self.metrics = Path(start.metrics)
-                self.watch = HangWatch(self.metrics, start.configuration.get("trainer", {}))
+            if self.reads_manifests:
+                self._read_new_manifests(place)
+            self._follow_newest_file(place)
         except ValueError as error:
             raise Stopped(RunEnd(FAILED_EXIT, "failed", str(error))) from None
-        except OSError:  # a disk that is away for a moment
-            self.watch = None
+        except OSError:
+            # Its disk is away for a moment, and the next look comes soon.
+            return
+
+    def _read_new_manifests(self, place: Path) -> None:
+        for manifest in manifests_in(place / STARTS)[self.known :]:
+            start = read_start(manifest).start
+            self.known += 1
+            self._watch(Path(start.metrics), start.configuration.get("trainer", {}))
+
+    def _follow_newest_file(self, place: Path) -> None:
+        """Watch a newer file of the run's folder, as of a training without a manifest."""
+        watched = self.folder.follow(self.metrics)
+        if watched is None or not watched.parent.samefile(place / METRICS):
+            return
+        newer = newer_metrics_file(watched)
+        if newer is not None:
+            self._watch(self.metrics.with_name(newer.name), self.trainer)
+
+    def _watch(self, metrics: Path, trainer: Mapping[str, Any]) -> None:
+        self.metrics = metrics
+        self.trainer = trainer
+        self.watch = HangWatch(metrics, trainer)
 
 
 def write_stacks(processes: Iterable[psutil.Process], file: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 runs/2026-01-31_12-00-00/
   train.log          everything that verl printed
-  metrics/1.jsonl    the metrics; one file per start, because verl's file logger truncates its file
+  metrics/1.jsonl    the metrics; one file per training, because verl's file logger empties its file
   rollouts/7.jsonl   the rollouts of step 7, with rewards and advantages
   validation/        the same for validation
   checkpoints/
@@ -52,13 +52,19 @@ RECIPES = "verl-gdpo"  # `recipes` of recipes/train.yaml
 ENDS = ("first step", "last step", "validation before", "after")
 NOTHING = "-"
 
+METRICS = "metrics"  # the folder of the metrics files
+# The variable that says where verl's file logger writes, and ours, which has the same value if we
+# have set it. So a file that the user has named is told from one of ours.
+LOGGER_FILE = "VERL_FILE_LOGGER_PATH"
+OUR_LOGGER_FILE = "VERL_GDPO_METRICS"
+
 Metrics = Mapping[int, Mapping[str, float]]
 Curve = TypeVar("Curve", bound=Mapping[int, float])
 
 
 def claim_metrics_file(run: Path) -> Path:
     """Make a new file for verl's file logger, which no other start of this run writes."""
-    folder = run / "metrics"
+    folder = run / METRICS
     folder.mkdir(parents=True, exist_ok=True)
     taken = [int(path.stem) for path in _metrics_files(folder)]
     number = max(taken, default=0)
@@ -69,6 +75,49 @@ def claim_metrics_file(run: Path) -> Path:
         with contextlib.suppress(FileExistsError):
             path.touch(exist_ok=False)
             return path
+
+
+def name_metrics_file(run: Path) -> dict[str, str]:
+    """Return the variables that let verl's file logger write into a new file of a run."""
+    file = str(claim_metrics_file(run.resolve()))
+    return {LOGGER_FILE: file, OUR_LOGGER_FILE: file}
+
+
+def has_earlier_metrics() -> bool:
+    """Return whether the file that we have given to verl's file logger has metrics already.
+
+    They are of another training of the same command, such as a script: both get the variables of
+    the launcher. A file that the user has named is none of ours.
+    """
+    given = os.environ.get(LOGGER_FILE)
+    if given is None or given != os.environ.get(OUR_LOGGER_FILE):
+        return False
+    file = Path(given)
+    return file.is_file() and file.stat().st_size > 0
+
+
+def keep_earlier_metrics() -> None:
+    """Name a new file if verl's file logger would empty one of ours."""
+    if has_earlier_metrics():
+        run = Path(os.environ[LOGGER_FILE]).parent.parent
+        os.environ.update(name_metrics_file(run))
+
+
+def newer_metrics_file(file: Path) -> Path | None:
+    """Return the last of the metrics files that were made after this one; None if it is the last.
+
+    Args:
+        file: a metrics file. One that `claim_metrics_file` has not made has no newer one.
+    """
+    if not file.stem.isdecimal():
+        return None
+    last = file
+    for path in _metrics_files(file.parent):
+        if int(path.stem) > int(last.stem):
+            last = path
+    if last == file:
+        return None
+    return last
 
 
 def of_recipes(config: Any) -> bool:
@@ -89,9 +138,9 @@ def write_into_run_dir(config: Any) -> None:
     run.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TENSORBOARD_DIR", f"{run}/tensorboard")
     os.environ.setdefault("WANDB_DIR", str(run))
-    chosen = {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & os.environ.keys()
+    chosen = {LOGGER_FILE, "VERL_FILE_LOGGER_ROOT"} & os.environ.keys()
     if "file" in config.trainer.logger and not chosen:
-        os.environ["VERL_FILE_LOGGER_PATH"] = str(claim_metrics_file(run))
+        os.environ.update(name_metrics_file(run))
 
 
 class _Place(NamedTuple):
@@ -103,6 +152,9 @@ class _Place(NamedTuple):
 
 class MetricsReader:
     """Reads the metrics of a run while it writes them; each call of `new` continues the last one.
+
+    A file that became shorter is read from its beginning: verl's file logger empties its file at
+    the start of a training.
 
     run: the folder of a run, or a single file of verl's file logger. It may get another name
         between two calls.
@@ -123,10 +175,13 @@ class MetricsReader:
         if self.run.is_file():
             files = [self.run]
         else:
-            files = _metrics_files(self.run / "metrics")
+            files = _metrics_files(self.run / METRICS)
         for path in files:
             place = self._read.get(path.name, _Place())
             with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < place.offset:
+                    place = _Place()
                 file.seek(place.offset)
                 for line in file:
                     if not line.endswith(b"\n"):
