@@ -1,14 +1,18 @@
 """What a run would leave behind: Ray's session, and shared memory."""
 
+import errno
+import os
 import subprocess
 import sys
 from multiprocessing import shared_memory
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
-from verl_gdpo.tools.run.processes import end, remove_session, shared_by
+from verl_gdpo.tools.run import processes
+from verl_gdpo.tools.run.processes import end, locked, remove_session, shared_by
 
 
 def test_ray_keeps_no_session_of_the_driver(tmp_path, monkeypatch):
@@ -60,3 +64,23 @@ def test_shared_memory_of_a_killed_process_is_removed(has_ended):
     assert not segment.exists() and Path("/dev/shm", others.name).exists()
     others.close()
     others.unlink()
+
+
+def test_a_file_system_without_locks_refuses_no_run(tmp_path, monkeypatch, capfd):
+    """What else is wrong with the disk is raised as before."""
+
+    def fails_with(code):
+        flock = Mock(side_effect=OSError(code, os.strerror(code)))
+        monkeypatch.setattr(processes.fcntl, "flock", flock)
+
+    path = tmp_path / "lock"
+    for code in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+        fails_with(code)
+        with locked(path, f"the run folder {tmp_path}"):
+            assert path.read_text() == f"{os.getpid()}\n"
+        said = capfd.readouterr().err
+        assert said.startswith(f"WARNING: {path} cannot be locked: ")
+        assert f"the run folder {tmp_path}" in said
+    fails_with(errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"), locked(path, "the run folder"):
+        pass

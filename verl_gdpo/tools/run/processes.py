@@ -16,6 +16,7 @@ its own processes.
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import re
@@ -42,12 +43,16 @@ SEGMENTS_SECONDS = 10.0  # between two looks for shared memory
 GIVE_UP_SECONDS = 30.0
 SHARED_MEMORY = Path("/dev/shm")
 SEGMENTS = ("psm_", "sem.mp-")  # how the names begin that Python gives
+# The errors of a file system that has no locks, as some network file systems.
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 MAPPED = re.compile(r" (\d+) +/dev/shm/")  # the inode, in /proc/PID/maps
 
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Lock the file `path` during the block. The file is not deleted.
+
+    Where the file system has no locks, a warning says that nothing is locked.
 
     Args:
         path: the file; it is made if it does not exist, and gets the id of this process.
@@ -56,7 +61,7 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
 
     Raises:
         RuntimeError: another process holds the lock, and `wait` is False.
-        OSError: the file cannot be written, or its file system has no locks.
+        OSError: the file cannot be written.
     """
     with path.open("a+") as file:
         try:
@@ -70,6 +75,15 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
                 ) from None
             print(f"{what} is in use by {holder}; waiting for it", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+            print(
+                f"WARNING: {path} cannot be locked: {error.strerror}. Nothing keeps another "
+                f"process from using {what}: start no second one there",
+                file=sys.stderr,
+                flush=True,
+            )
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
