@@ -250,3 +250,11 @@ def test_processes_that_are_busy_are_named(started, tmp_path, monkeypatch):
     assert names == [f"process {busy.pid}, sleeping", f"process {stopped.pid}, stopped"]
     assert file.read_text().count("in stuck_here") == 2
     assert write_stacks(processes[:1], tmp_path / "no" / "folder.txt") == []
+
+
+def test_stacks_of_a_process_whose_command_is_no_text(tmp_path, monkeypatch):
+    """Python has such bytes as lone surrogates, which no encoding writes."""
+    monkeypatch.setattr(stop_conditions, "stacks_of", lambda process_id: "train \udcff ä.py")
+    file = tmp_path / "hang.txt"
+    write_stacks([psutil.Process()], file)
+    assert file.read_text(encoding="utf-8") == "train \\udcff ä.py\n"

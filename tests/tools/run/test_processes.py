@@ -1,6 +1,7 @@
 """What a run would leave behind: Ray's session, and shared memory."""
 
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -64,6 +65,19 @@ def test_shared_memory_of_a_killed_process_is_removed(has_ended):
     assert not segment.exists() and Path("/dev/shm", others.name).exists()
     others.close()
     others.unlink()
+
+
+def test_shared_memory_is_found_beside_a_file_whose_name_is_no_text():
+    """As of a file system whose names have another encoding."""
+    made = shared_memory.SharedMemory(create=True, size=4096)
+    name = os.path.join(b"/dev/shm", b"verl_gdpo_\xff_%d" % os.getpid())
+    with open(name, "w+b") as file:
+        os.unlink(name)
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096):
+            assert Path("/dev/shm", made.name) in shared_by([psutil.Process()])
+    made.close()
+    made.unlink()
 
 
 def test_a_file_system_without_locks_refuses_no_run(tmp_path, monkeypatch, capfd):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from processes import completed
 
 from verl_gdpo.tools.run import starts
 from verl_gdpo.tools.run.starts import (
@@ -33,6 +34,26 @@ def test_a_start_is_read_as_it_was_written(tmp_path):
     assert config_of_run(tmp_path).read_text() == "a: ${seed}\n"
 
 
+WRITES = """
+import sys
+from pathlib import Path
+from verl_gdpo.tools.run import starts
+run = Path(sys.argv[1])
+start = starts.StartManifest("2026-01-01T00:00:00+00:00", configuration={"a": "\\u00e4"})
+starts.write(run, start, "a: \\u00e4\\n")
+starts.ended(run, "\\u00e4")
+"""
+
+
+def test_a_start_is_written_in_a_locale_without_its_letters(tmp_path):
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = completed("-c", WRITES, tmp_path, env={**os.environ, **ascii_alone})
+    assert done.returncode == 0, done.stderr
+    (read,) = starts_of(tmp_path)
+    assert read.start.configuration == {"a": "ä"} and read.end["why"] == "ä"
+    assert config_of_run(tmp_path).read_text(encoding="utf-8") == "a: ä\n"
+
+
 def test_no_start_is_overwritten(tmp_path):
     folders = [write(tmp_path, start(versions={"verl": str(n)}), "") for n in range(11)]
     assert [folder.name for folder in folders] == [str(n) for n in range(1, 12)]
@@ -44,11 +65,11 @@ def test_no_start_is_overwritten(tmp_path):
 def test_a_start_that_cannot_be_written_is_none(tmp_path, monkeypatch, name):
     """Not even as a file that is cut, which a full disk leaves."""
 
-    def fills_up(path, text, write_text=Path.write_text):
+    def fills_up(path, text, write_text=Path.write_text, **options):
         if name in path.name:
-            write_text(path, text[:5])
+            write_text(path, text[:5], **options)
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write_text(path, text)
+        return write_text(path, text, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", fills_up)

@@ -272,7 +272,9 @@ def shared_by(processes: Iterable[psutil.Process]) -> set[Path]:
     mapped_inodes: set[str] = set()
     for process in processes:
         with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            file_of_maps = Path(f"/proc/{process.pid}/maps")
+            # It has the names of files, which may be in any encoding.
+            maps = file_of_maps.read_text(encoding="utf-8", errors="replace")
             mapped_inodes.update(MAPPED.findall(maps))
     segments = set()
     for file in files:

@@ -114,8 +114,8 @@ def write(run: Path, start: StartManifest, composed: str) -> Path:
     folder.mkdir(parents=True)
     # The manifest comes last: without it, the start is none.
     with replace_together(folder / COMPOSED, folder / START) as [configuration, manifest]:
-        configuration.write_text(composed)
-        manifest.write_text(_yaml(asdict(start)))
+        configuration.write_text(composed, encoding="utf-8")
+        manifest.write_text(_yaml(asdict(start)), encoding="utf-8")
     return folder
 
 
@@ -160,7 +160,7 @@ def ended(
     if exit_code is not None:
         end["exit_code"] = exit_code
     with replace_together(last.folder / END) as [temporary]:
-        temporary.write_text(_yaml(end))
+        temporary.write_text(_yaml(end), encoding="utf-8")
 
 
 def starts_of(run: Path) -> list[RecordedStart]:

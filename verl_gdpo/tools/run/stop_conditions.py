@@ -298,8 +298,10 @@ def write_stacks(processes: Iterable[psutil.Process], file: Path) -> list[str]:
         The first line of each process that runs a method for Ray, or does not answer.
     """
     stacks = [stacks_of(process.pid) for process in processes]
+    whole = "\n\n".join(stacks) + "\n"
     with suppress(OSError):  # of a full disk
-        file.write_text("\n\n".join(stacks) + "\n")
+        # A command line may have bytes that are no text in any encoding.
+        file.write_text(whole, encoding="utf-8", errors="backslashreplace")
     first_lines = []
     for text in stacks:
         if METHOD in text or NO_ANSWER in text:
