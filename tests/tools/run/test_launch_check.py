@@ -1,12 +1,16 @@
 """A check runs beside the driver, and its problems end the run."""
 
+import subprocess
 import sys
 
 import pytest
 from launched import children_of, driver
 from processes import completed
 
-from verl_gdpo.tools.run.launch import _check_of, launch, main
+from verl_gdpo.tools.run.held_folder import HeldFolder
+from verl_gdpo.tools.run.launch import _check_of, _wait, launch, main
+from verl_gdpo.tools.run.progress import Progress
+from verl_gdpo.tools.run.stop_conditions import StopConditions
 
 TRAINER = ["-m", "verl.trainer.main_ppo", "a=1"]
 CHECKED = "import sys, time; time.sleep({seconds}); print({text!r}, flush=True); sys.exit({code})"
@@ -33,6 +37,32 @@ def test_how_a_run_ends_that_is_checked(tmp_path, capfd, body, seconds, code, ex
     assert not children_of(tmp_path)
     assert capfd.readouterr().out == "looked\n"
     assert (tmp_path / "train.log").read_text() == ""
+
+
+def test_a_time_limit_ends_the_wait_for_the_check_of_a_run_that_has_failed(tmp_path):
+    end = launch(["false"], tmp_path, check=["sleep", "20"], time_limit=3, quiet=True)
+    assert (end.exit_code, end.reason) == (1, "failed")
+
+
+@pytest.mark.parametrize(
+    ("deadline", "parent"), [(0.0, None), (float("inf"), -1)], ids=["time limit", "parent is gone"]
+)
+@pytest.mark.parametrize(
+    ("command", "expected"), [("false", (1, "failed")), ("true", (0, "finished"))]
+)
+def test_a_command_that_has_ended_keeps_its_own_end(tmp_path, deadline, parent, command, expected):
+    """Whatever happens while its check still runs."""
+    ended = subprocess.Popen([command])
+    ended.wait()
+    checking = subprocess.Popen(["sleep", "20"])
+    try:
+        with HeldFolder(tmp_path) as held:
+            ends = StopConditions(held, deadline, parent, tmp_path / "1.jsonl", checking=checking)
+            end = _wait(ended, Progress(held, quiet=True), ends)
+    finally:
+        checking.kill()
+        checking.wait()
+    assert (end.exit_code, end.reason) == expected
 
 
 def launched(monkeypatch, run, check):

@@ -197,21 +197,32 @@ def _run(
 
 
 def _wait(driver: "subprocess.Popen[bytes]", progress: Progress, ends: StopConditions) -> RunEnd:
-    """Wait for the driver and say how it ended; raise if the run has to end before."""
+    """Wait for the driver and say how it ended; raise if the run has to end before.
+
+    A driver that has ended keeps its own exit code, unless the check says that it was refused.
+    """
     while driver.poll() is None:
+        ends.raise_if_due()
         with contextlib.suppress(subprocess.TimeoutExpired):
             driver.wait(POLL_SECONDS)
         progress.show()
-        ends.raise_if_due()
+    ends.look_for_trainings()
     has_failed = driver.returncode != 0
-    if has_failed and ends.checking is not None:
+    if has_failed:
         # The check can know why the driver failed.
-        while ends.checking.poll() is None:
-            time.sleep(POLL_SECONDS)
-    ends.raise_if_due()
+        _wait_for_check(ends)
+    ends.raise_if_check_failed()
     if has_failed:
         return RunEnd(processes.code_of_shell(driver.returncode), "failed")
     return RunEnd(0, "finished")
+
+
+def _wait_for_check(ends: StopConditions) -> None:
+    """Wait until the check has ended, or somebody wants the run to end, as with Ctrl-C."""
+    with contextlib.suppress(Stopped):
+        while ends.checking is not None and ends.checking.poll() is None:
+            ends.raise_if_unwanted()
+            time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager

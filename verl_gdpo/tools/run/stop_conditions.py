@@ -207,14 +207,19 @@ class StopConditions:
 
     def raise_if_due(self) -> None:
         """Raise Stopped if the run has to end."""
-        self._raise_if_check_failed()
+        self.raise_if_check_failed()
+        self.raise_if_unwanted()
+        self._raise_if_it_hangs()
+
+    def raise_if_unwanted(self) -> None:
+        """Raise Stopped after the time limit, and when the parent is gone."""
         if time.monotonic() > self.deadline:
             raise Stopped(RunEnd(TIME_LIMIT_EXIT, "time limit"))
         if self.parent is not None and os.getppid() != self.parent:
             raise Stopped(RunEnd(128 + signal.SIGHUP, "stopped"))
-        self._raise_if_it_hangs()
 
-    def _raise_if_check_failed(self) -> None:
+    def raise_if_check_failed(self) -> None:
+        """Raise Stopped if the check has ended and found a problem, or has failed itself."""
         if self.checking is None:
             return
         code = self.checking.poll()
