@@ -14,7 +14,7 @@ from launched import IMPATIENT, children_of, driver, launcher, start, with_steps
 from processes import is_alive, wait_for
 
 from verl_gdpo.tools.run import processes
-from verl_gdpo.tools.run.launch import launch
+from verl_gdpo.tools.run.launch import launch, main
 from verl_gdpo.tools.run.processes import locked
 from verl_gdpo.tools.run.starts import starts_of
 
@@ -309,6 +309,19 @@ def test_two_trainings_of_one_command(tmp_path, monkeypatch, second_is_recorded)
     assert done.stdout.count("step    5") == 2
     ends = [one.end.get("exit_code") for one in starts_of(tmp_path)]
     assert ends == ([None, 0] if second_is_recorded else [None])
+
+
+@pytest.mark.parametrize("name", ["VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"])
+def test_a_place_of_the_users_for_metrics_is_not_put_aside_in_silence(
+    tmp_path, monkeypatch, capfd, name
+):
+    monkeypatch.setenv(name, "mine")
+    assert main(["--run-dir", str(tmp_path), "--", "true"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    where = f"{tmp_path}/metrics"
+    assert [line for line in said if name in line] == [
+        f"verl-gdpo run: {name}=mine has no effect here: verl's file logger writes into {where}"
+    ]
 
 
 def test_what_cannot_start_is_said(tmp_path):

@@ -43,7 +43,13 @@ from verl_gdpo.tools.run.stop_conditions import (
     StopConditions,
     Stopped,
 )
-from verl_gdpo.tools.run_folder.folder import LOGGER_FILE, name_metrics_file
+from verl_gdpo.tools.run_folder.folder import (
+    LOGGER_FILE,
+    LOGGER_ROOT,
+    METRICS,
+    OUR_LOGGER_FILE,
+    name_metrics_file,
+)
 
 # With these, somebody asks a run to end.
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -253,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
         if options.check:
             check = _check_of(words, options.check_option)
         was_empty = not (command.folder.exists() and any(command.folder.iterdir()))
-        for remark in command.remarks:
+        for remark in [*command.remarks, *_variables_without_effect(command.folder)]:
             _say(remark)
         if options.run_dir is None:
             _say(f"everything that it prints: {command.folder}/train.log")
@@ -270,6 +276,17 @@ def main(argv: Sequence[str]) -> int:
         folder = shlex.quote(str(command.folder))
         _say(f"finished; its rewards and findings: verl-gdpo summary {folder}")
     return end.exit_code
+
+
+def _variables_without_effect(run: Path) -> Iterator[str]:
+    """Yield a sentence for each place of the user's for metrics, which the launcher replaces."""
+    for name in (LOGGER_FILE, LOGGER_ROOT):
+        value = os.environ.get(name)
+        # A launcher that runs in the command of another one finds the file of that.
+        if value is not None and value != os.environ.get(OUR_LOGGER_FILE):
+            yield (
+                f"{name}={value} has no effect here: verl's file logger writes into {run / METRICS}"
+            )
 
 
 def _words(options: argparse.Namespace) -> list[str]:

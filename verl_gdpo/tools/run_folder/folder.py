@@ -56,6 +56,7 @@ METRICS = "metrics"  # the folder of the metrics files
 # The variable that says where verl's file logger writes, and ours, which has the same value if we
 # have set it. So a file that the user has named is told from one of ours.
 LOGGER_FILE = "VERL_FILE_LOGGER_PATH"
+LOGGER_ROOT = "VERL_FILE_LOGGER_ROOT"  # the same of verl, for a folder of files that it names
 OUR_LOGGER_FILE = "VERL_GDPO_METRICS"
 
 Metrics = Mapping[int, Mapping[str, float]]
@@ -138,7 +139,7 @@ def write_into_run_dir(config: Any) -> None:
     run.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TENSORBOARD_DIR", f"{run}/tensorboard")
     os.environ.setdefault("WANDB_DIR", str(run))
-    chosen = {LOGGER_FILE, "VERL_FILE_LOGGER_ROOT"} & os.environ.keys()
+    chosen = {LOGGER_FILE, LOGGER_ROOT} & os.environ.keys()
     if "file" in config.trainer.logger and not chosen:
         os.environ.update(name_metrics_file(run))
 
