@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from executable import program
 from processes import completed
-from saved_checkpoint import save_checkpoint
+from saved_checkpoint import save_checkpoint, write_archive
 
 from verl_gdpo.tools import RECIPES
+from verl_gdpo.tools.run.checkpoints import TRACKER
 from verl_gdpo.tools.run.command import understood, verls_trainer
 from verl_gdpo.tools.run.launch import _check_of, _goes_on, _parser
 
@@ -110,6 +111,20 @@ def test_a_resume_goes_on_from_a_whole_checkpoint(tmp_path):
     assert f"verl goes on from {tmp_path}/global_step_3, as trainer.resume_mode=auto" in remark
     disabled = understood([*words, "trainer.resume_mode=disable"], None, resume=False)
     assert not disabled.remarks
+
+
+def test_a_resume_of_verls_sft_trainer_is_left_to_verl(tmp_path):
+    """Its shards lie in the folder of the checkpoint itself, and each rank has its rows."""
+    words = ["torchrun", "-m", "verl.trainer.sft_trainer", f"trainer.default_local_dir={tmp_path}"]
+    with pytest.raises(ValueError, match=r"--resume: nothing to resume in .*: no checkpoint"):
+        understood(words, None, resume=True)
+    checkpoint = tmp_path / "global_step_3"
+    checkpoint.mkdir()
+    for name in ("model_world_size_1_rank_0.pt", "data_0.pt"):
+        write_archive(checkpoint / name)
+    (tmp_path / TRACKER).write_text("3")
+    resumed = understood(words, None, resume=True)
+    assert resumed.words[-2:] == ["++trainer.resume_mode=auto", "++trainer.resume_from_path=null"]
 
 
 def test_other_commands_get_a_folder_of_their_own(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from verl_gdpo.tools.run_folder.folder import of_recipes
 
 MODULE = "verl."  # begins the name of a trainer behind `python -m`
 OF_RECIPES = "run_dir="  # in a command with our recipes, whose folders need no look
+POLICY = "actor_rollout_ref"  # the block that the configurations of PPO's trainers alone have
 HYDRA_MAIN = re.compile(r"@hydra\.main\(.*?config_name=['\"](?P<name>[\w/]+)['\"]", re.S)
 RESUMED = ("++trainer.resume_mode=auto", "++trainer.resume_from_path=null")
 
@@ -139,7 +140,7 @@ def _of_verl(
         added.append(f"trainer.logger=[{','.join(loggers)}]")
         remarks.append(f"`file` is added to trainer.logger: the metrics are in {folder}/metrics")
     if resume:
-        if whole_checkpoint(checkpoints) is None:
+        if _checkpoint_to_resume(checkpoints, config) is None:
             raise ValueError(f"--resume: nothing to resume in {checkpoints}: no checkpoint")
         added += RESUMED
     elif trainer.get("resume_mode") == "auto":
@@ -160,6 +161,22 @@ def _of_verl(
         trainer=known_trainer,
         remarks=remarks,
     )
+
+
+def _checkpoint_to_resume(folder: Path, config: Mapping[str, Any]) -> Path | None:
+    """Return the newest checkpoint; None if nothing was saved.
+
+    Raises:
+        ValueError: it is one of PPO's and not whole.
+    """
+    if POLICY in config:
+        return whole_checkpoint(folder)
+    # Another trainer, such as that of SFT, saves other files, and verl says what is wrong there.
+    newest = newest_checkpoint(folder)
+    if newest is None or not newest.is_dir():
+        # verl would start at the first step.
+        return None
+    return newest
 
 
 def _joins_cluster(config: Mapping[str, Any]) -> bool:
