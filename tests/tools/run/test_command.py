@@ -94,6 +94,29 @@ def test_recipes_write_into_their_run_dir(tmp_path):
     assert named.folder == tmp_path / "run" and named.checkpoints is None
 
 
+@pytest.mark.parametrize("key", ["trainer.logger", "++trainer.logger"])
+def test_recipes_with_other_loggers_get_the_file_logger_too(tmp_path, key):
+    recipe = ["--config-dir", str(RECIPES), "--config-name", "train", "hardware=cpu"]
+    words = [*MAIN, *recipe, "task=tool_rl", f"run_dir={tmp_path}/run", f"{key}=[console,wandb]"]
+    command = understood(words, tmp_path / "run", resume=False)
+    assert command.words == [*words, "trainer.logger=[console,wandb,file]"]
+    assert command.trainer["logger"] == ["console", "wandb", "file"]
+    assert command.remarks[0].startswith("`file` is added to trainer.logger")
+
+
+def test_recipes_in_another_folder_than_the_launchers(tmp_path, monkeypatch):
+    """There the launcher finds no record of the start that would tell it how to watch."""
+    monkeypatch.chdir(tmp_path)
+    recipe = ["--config-dir", str(RECIPES), "--config-name", "train", "hardware=cpu"]
+    words = [*MAIN, *recipe, "task=tool_rl"]
+    other = understood([*words, "run_dir=run"], Path("log"), resume=False)
+    assert other.trainer["logger"] == ["console", "file"]
+    assert other.checkpoints == tmp_path / "run" / "checkpoints"
+    # The same folder by another name, which run.sh quotes for Hydra: nothing is composed.
+    same = understood([*words, f"run_dir='{tmp_path}/a=b'", "no.key=1"], Path("a=b"), resume=False)
+    assert same.folder == Path("a=b") and not same.trainer
+
+
 def test_a_resume_goes_on_from_a_whole_checkpoint(tmp_path):
     saved = f"trainer.default_local_dir={tmp_path}"
     words = [*MAIN, saved, "trainer.logger=[file]"]

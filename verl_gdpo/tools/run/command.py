@@ -20,7 +20,8 @@ from verl_gdpo.tools.run.ray_folders import joins_cluster
 from verl_gdpo.tools.run_folder.folder import of_recipes
 
 MODULE = "verl."  # begins the name of a trainer behind `python -m`
-OF_RECIPES = "run_dir="  # in a command with our recipes, whose folders need no look
+RUN_DIR = "run_dir="  # begins an argument of our recipes
+LOGGERS = "trainer.logger="  # begins an argument that takes the place of the recipes' loggers
 POLICY = "actor_rollout_ref"  # the block that the configurations of PPO's trainers alone have
 HYDRA_MAIN = re.compile(r"@hydra\.main\(.*?config_name=['\"](?P<name>[\w/]+)['\"]", re.S)
 RESUMED = ("++trainer.resume_mode=auto", "++trainer.resume_from_path=null")
@@ -74,8 +75,8 @@ def understood(words: Sequence[str], folder: Path | None, *, resume: bool) -> Tr
                 "verl.trainer.main_ppo key=value. Another command has to know itself how it goes on"
             )
         return _of_others(words, folder)
-    is_of_recipes = any(each.startswith(OF_RECIPES) for each in trainer.arguments)
-    if folder is not None and is_of_recipes and not resume:
+    if folder is not None and not resume and _is_as_recipes_have_it(trainer.arguments, folder):
+        # The file logger is there, and the manifest of the start says the rest.
         return TrainingCommand(words, folder, is_verl=True)
     try:
         config = _configuration(trainer.module, trainer.arguments)
@@ -102,6 +103,20 @@ def verls_trainer(words: Sequence[str]) -> VerlsTrainer | None:
         if word == "-m" and module.startswith(MODULE):
             return VerlsTrainer(module, arguments=list(words[place + 2 :]))
     return None
+
+
+def _is_as_recipes_have_it(arguments: Sequence[str], folder: Path) -> bool:
+    """Return whether a command with our recipes has their loggers, and writes into this folder.
+
+    Where nobody can tell without composing it, the answer is no.
+    """
+    run_dir = None
+    for argument in arguments:
+        if argument.lstrip("+").startswith(LOGGERS):
+            return False
+        if argument.startswith(RUN_DIR):
+            run_dir = argument.removeprefix(RUN_DIR).strip("'\"")  # run.sh quotes it for Hydra
+    return run_dir is not None and Path(run_dir).resolve() == folder.resolve()
 
 
 def _of_others(words: Sequence[str], folder: Path | None) -> TrainingCommand:
