@@ -95,7 +95,7 @@ def test_a_batch_is_judged_as_a_whole_and_only_an_excess_of_lost_prompts_is_carr
 @pytest.mark.parametrize(("share", "ends"), [(0.04, False), (0.3, False), (0.6, True), (1, True)])
 def test_more_than_half_of_the_prompts_have_to_be_lost(share, ends, batch, lost_first):
     def run():
-        for first in range(0, 4000, batch):
+        for first in range(0, 2000, batch):
             uids = sorted(numbered(batch, first))
             lost = {uid for uid in uids if rng.random() < share}
             in_turn = sorted(uids, key=lambda uid: (uid in lost) != lost_first)

@@ -170,7 +170,7 @@ def test_a_place_is_held_until_its_thread_ends(run):
 
 def test_the_run_ends_if_all_places_are_stuck(run):
     """Also with `on_error: missing`: no sample could be scored any more."""
-    stuck = run(timeout=0.5, max_concurrent=2)
+    stuck = run(timeout=0.3, max_concurrent=2)
     results = stuck.score("hang 0", "hang 1", *(f"sleep 0.0{number}" for number in range(20)))
     failed = [result for result in results if isinstance(result, dict)]
     assert [each["reward_extra_info"][NOTES_KEY] for each in failed] == [{"failed_q": 1.0}] * 2
@@ -183,7 +183,7 @@ def test_the_run_ends_if_all_places_are_stuck(run):
 
 def test_the_run_ends_if_all_threads_are_stuck(run, monkeypatch):
     monkeypatch.setattr(threads, "MOST_STUCK", 10)
-    stuck = run(timeout=0.3)
+    stuck = run(timeout=0.2)
     results = stuck.score(*(f"hang {number}" for number in range(20)))
     assert sum(isinstance(result, dict) for result in results) == 10
     for error in results[10:]:
