@@ -251,6 +251,11 @@ def _is_of(error: Exception, actor: Any) -> bool:
     return bool(error.actor_id == actor._actor_id.hex())
 
 
+def ray_is_running() -> bool:
+    """Return whether this process has started Ray, or is connected to it."""
+    return bool(ray.is_initialized())
+
+
 @contextmanager
 def naming_the_trainer() -> Iterator[None]:
     """Raise RolloutError if the actor that the block waits for dies, as with its node."""

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf, open_dict
 from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.configuration import has_gdpo
 from verl_gdpo.hooks.refusal import warn
-from verl_gdpo.hooks.rollout_guard import naming_the_trainer
+from verl_gdpo.hooks.rollout_guard import naming_the_trainer, ray_is_running
 from verl_gdpo.hooks.run_keys import ALLOW_CHANGE
 from verl_gdpo.tools.run import attention, checkpoint_loading, precision, resume, starts
 from verl_gdpo.tools.run.starts import RecordedStart, StartManifest
@@ -67,9 +67,7 @@ def record_and_run(call: Call) -> Any:
 
 def _keep_metrics() -> None:
     """Let the metrics of an earlier training of the same command stay, also those of plain verl."""
-    import ray
-
-    if has_earlier_metrics() and ray.is_initialized():
+    if has_earlier_metrics() and ray_is_running():
         # Ray's processes have the variables of the time at which Ray started.
         warn(
             f"{LOGGER_FILE}={os.environ[LOGGER_FILE]} has the metrics of an earlier training of "
