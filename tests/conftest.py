@@ -49,7 +49,7 @@ SHARED = {
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),
 }
 # these start first, so that no worker is left with a long one at the end
-LONG = (*SHARED["ray"], "tools/test_check.py", "core/scoring/test_threads.py")
+LONG = (*SHARED["ray"], "tools/test_check.py")
 
 
 def pytest_collection_modifyitems(items):

@@ -34,6 +34,7 @@ from verl_gdpo.tools.report.runs import Run, is_of_one_run, over_runs, read_arms
 from verl_gdpo.tools.report.tables import as_text, differing_keys, results
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=x onerror=alert(1)>"
+HOSTILE_NAME = HOSTILE.replace("/", "")  # of a reward, in which no slash may be
 
 
 class Parts(HTMLParser):
@@ -303,7 +304,7 @@ def test_numbers_and_long_texts():
 
 def test_the_page_escapes_what_a_model_wrote_and_needs_nothing_else(tmp_path, capsys):
     run = make_run(tmp_path / "run<b>", steps=3, output=HOSTILE + "\ud83d")
-    data = {f"gdpo/{HOSTILE}/mean": 0.5, "val-aux/made/<!--<script>/mean@1": 0.1}
+    data = {f"gdpo/{HOSTILE_NAME}/mean": 0.5, "val-aux/made/<!--<script>/mean@1": 0.1}
     with (run / "metrics" / "1.jsonl").open("a") as file:
         print(json.dumps({"step": 3, "data": data}), file=file)
     assert main([str(run)]) == 0
@@ -313,7 +314,7 @@ def test_the_page_escapes_what_a_model_wrote_and_needs_nothing_else(tmp_path, ca
     text = index.read_text()
     page = parts_of(text)
     assert page.tags.count("script") == 2 and HOSTILE in page.text and "b" not in page.tags
-    assert HOSTILE in data_of(text) and "<!--<script>" in data_of(text)
+    assert HOSTILE_NAME in data_of(text) and "<!--<script>" in data_of(text)
     assert all(source.startswith(("data:", "#")) for source in page.sources)
     assert "url(" not in text and "@import" not in text
     # the browser runs the script whose sum the policy has, and no other

@@ -111,8 +111,8 @@ def test_a_judge_is_shown_what_follows_the_thought(stub, place):
 
 def test_a_judge_that_hangs_is_asked_again(stub):
     scored(config_of(stub.address), "first")  # the SDK's first call takes seconds
-    hanging, good = scored(config_of(stub.address, {"timeout": 0.5}), "hang", "good")
-    assert "attempt 3: NoAnswerError: no answer within reward.timeout=0.5 s" in str(hanging)
+    hanging, good = scored(config_of(stub.address, {"timeout": 1}), "hang", "good")
+    assert "attempt 3: NoAnswerError: no answer within reward.timeout=1 s" in str(hanging)
     assert good["reward_extra_info"]["q__clear"] == 4.0
     assert [response for response, *_ in stub.asked].count("hang") == 3
 

@@ -241,8 +241,8 @@ def test_the_counter_that_is_handed_in_is_made_once_when_a_call_comes():
 
 
 def test_the_time_limit_counts_without_the_waiting():
-    """Ten calls of a fifth of the limit, one after the other, and one that takes longer."""
-    assert most_at_once(Limiter(Limits(max_concurrent=1, timeout=0.25)), 10, 0.05) == 1
+    """Ten calls of a tenth of the limit, one after the other, and one that takes longer."""
+    assert most_at_once(Limiter(Limits(max_concurrent=1, timeout=0.5)), 10, 0.1) == 1
     slow = Limiter(Limits(timeout=0.01)).call(lambda: asyncio.sleep(60), "x")
     with pytest.raises(NoAnswerError, match=r"no answer within reward\.timeout=0\.01 s"):
         asyncio.run(slow)

@@ -68,21 +68,24 @@ def private_name(path):
     return f"verl_gdpo.scoring.reward_file.{quoted}"
 
 
+ALL_WAYS = ["fork", "spawn", "forkserver"]  # in which a pool starts its processes
+
+
 @pytest.mark.parametrize(
-    ("name", "is_private"),
+    ("name", "is_private", "ways"),
     [
-        ("my_rewards.py", False),
-        ("my-rewards.py", False),  # no identifier, but Python finds it
-        ("json.py", True),
-        ("v1.rewards.py", True),
-        ("größe 1.py", False),
+        ("my_rewards.py", False, ALL_WAYS),
+        ("my-rewards.py", False, ["spawn"]),  # no identifier, but Python finds it
+        ("json.py", True, ALL_WAYS),
+        ("v1.rewards.py", True, ["spawn"]),
+        ("größe 1.py", False, ["spawn"]),
     ],
 )
-def test_pools_dataclasses_and_helpers_work(folder, tmp_path, name, is_private):
+def test_pools_dataclasses_and_helpers_work(folder, tmp_path, name, is_private, ways):
     path = written(folder / name, FILE)
     script = written(tmp_path / "run.py", RUN)
     done = subprocess.run(
-        [sys.executable, script, path, "fork", "spawn", "forkserver"],
+        [sys.executable, script, path, *ways],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -90,7 +93,7 @@ def test_pools_dataclasses_and_helpers_work(folder, tmp_path, name, is_private):
     )
     assert done.returncode == 0, done.stderr
     expected = private_name(path) if is_private else path.stem
-    assert json.loads(done.stdout) == [expected, [[1, 2]] * 3]
+    assert json.loads(done.stdout) == [expected, [[1, 2]] * len(ways)]
 
 
 def test_the_same_file_is_one_module(folder, monkeypatch):
