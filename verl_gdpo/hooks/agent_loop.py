@@ -205,8 +205,8 @@ def _is_for_us(worker: Any) -> bool:
     # Another run's configuration has another answer.
     if config is not worker.config:
         estimator = OmegaConf.select(worker.config, "algorithm.adv_estimator")
-        is_ours = estimator == "gdpo" or (
-            may_have_gdpo_manager(worker.config) and runs_gdpo_manager(worker.config)
-        )
+        is_ours = estimator == "gdpo"
+        if not is_ours and may_have_gdpo_manager(worker.config):
+            is_ours = runs_gdpo_manager(worker.config)
         attach(worker, (worker.config, is_ours))
     return bool(is_ours)

@@ -77,7 +77,8 @@ def may_have_gdpo_manager(config: Any) -> bool:
     if source != "importlib" or path.startswith("pkg://"):
         return True
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        # verl takes a path with this prefix too.
+        text = Path(path.removeprefix("file://")).read_text(encoding="utf-8", errors="replace")
     except OSError:
         # verl says so where it loads the file.
         return False

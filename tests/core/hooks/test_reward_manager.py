@@ -366,6 +366,8 @@ def test_a_file_of_a_manager_is_run_only_if_it_names_us(tmp_path):
     assert not may_have_gdpo_manager(config)
     path.write_text(MANAGERS)
     assert may_have_gdpo_manager(config)
+    config.reward.reward_manager.module.path = f"file://{path}"
+    assert may_have_gdpo_manager(config)
     assert may_have_gdpo_manager(verl_config("reward.reward_manager.name=mine"))
 
 
