@@ -33,6 +33,7 @@ gc.disable()  # until the tests are collected: what they import stays
 
 def pytest_collection_finish():
     gc.freeze()  # else each collection would look through all that verl imports
+    gc.set_threshold(100_000)  # the usual 700 is reached seven times by one copy of verl's settings
     gc.enable()
 
 
@@ -48,8 +49,14 @@ SHARED = {
     ),
     "preloaded": ("tests/test_plugin.py", "cpu/test_engine.py"),
 }
-# these start first, so that no worker is left with a long one at the end
-LONG = (*SHARED["ray"], "tools/test_check.py")
+# These start first, so that no worker is left with a long one at the end. The last two mostly wait,
+# while the other worker has something to do
+LONG = (
+    *SHARED["ray"],
+    "tools/test_check.py",
+    "core/scoring/test_threads.py",
+    "core/scoring/test_judge.py",
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -27,7 +27,7 @@ def composed(config_dir, config_name, files, config_path):
 def compose_quickly(config_dir, config_name, overrides, config_path=None):
     """As `compose_config`; the files of the folder must not change."""
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        parsed = [parsed_once(override) for override in overrides]
         files = tuple(o.input_line for o in parsed if not sets_a_value(o))
         config = pickle.loads(composed(config_dir, config_name, files, config_path))
         may_point_to_nothing = False
@@ -43,6 +43,12 @@ def compose_quickly(config_dir, config_name, overrides, config_path=None):
     except (HydraException, OmegaConfBaseException):
         return compose_in_full(config_dir, config_name, overrides, config_path)
     return config
+
+
+@functools.cache
+def parsed_once(override):
+    """What Hydra reads in an override; nobody changes it. Most tests begin with the same three."""
+    return OverridesParser.create().parse_override(override)
 
 
 def sets_a_value(override):

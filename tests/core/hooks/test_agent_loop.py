@@ -30,7 +30,7 @@ from omegaconf import OmegaConf
 from repository import REPO
 from stand_in import stand_in
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo import metric_utils, ray_trainer
 from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls
 from verl_batch import verl_config
 
@@ -195,6 +195,11 @@ def written(trainer, folder):
 
 @pytest.fixture(params=[OnV1, OnLegacy])
 def trainer(request, workers, monkeypatch, tmp_path):
+    # verl draws 1,000 subsets for each name of a validation, and no test here asks for their best
+    draw = metric_utils.bootstrap_metric
+    monkeypatch.setattr(
+        metric_utils, "bootstrap_metric", lambda **given: draw(**{**given, "n_bootstrap": 2})
+    )
     return request.param(workers, monkeypatch, tmp_path)
 
 

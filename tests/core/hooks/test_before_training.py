@@ -1,5 +1,6 @@
 """What the nodes of a Ray cluster are asked. tests/on_ray/test_nodes.py asks one of them."""
 
+import contextlib
 import shutil
 import sys
 from types import SimpleNamespace
@@ -21,15 +22,30 @@ def our_state():
     return before_training.state(before_training.compared_parts())
 
 
+@pytest.fixture(scope="module")
+def copied_package(tmp_path_factory):
+    copy = tmp_path_factory.mktemp("copied") / "verl_gdpo"
+    unread = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(verl_gdpo.__path__[0], copy, ignore=unread)
+
+
 @pytest.fixture
-def package(monkeypatch, tmp_path):
-    """A copy of this package, whose state is asked."""
-    copy = tmp_path / "verl_gdpo"
-    shutil.copytree(verl_gdpo.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
+def package(monkeypatch, copied_package):
+    """A copy of this package, whose state is asked. A test leaves it as it was."""
     ours = our_state()
-    monkeypatch.setattr(verl_gdpo, "__path__", [str(copy)])
+    monkeypatch.setattr(verl_gdpo, "__path__", [str(copied_package)])
     assert our_state() == ours
-    return copy
+    return copied_package
+
+
+@contextlib.contextmanager
+def edited(file):
+    text = file.read_bytes()
+    file.write_bytes(text + b"\n")
+    try:
+        yield
+    finally:
+        file.write_bytes(text)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +70,8 @@ def package(monkeypatch, tmp_path):
 )
 def test_an_edit_is_noticed_where_it_changes_scores_or_the_training(package, file, is_noticed):
     before = our_state()
-    with (package / file).open("a") as opened:
-        opened.write("\n")
-    assert (our_state() != before) == is_noticed
+    with edited(package / file):
+        assert (our_state() != before) == is_noticed
 
 
 @pytest.mark.parametrize("is_used", [True, False])
@@ -67,15 +82,16 @@ def test_what_a_run_may_use_is_compared_if_it_does(package, monkeypatch, is_used
     else:
         monkeypatch.delitem(sys.modules, module, raising=False)
     before = our_state()
-    with (package / "cpu" / "sampler.py").open("a") as opened:
-        opened.write("\n")
-    assert (our_state() != before) == is_used
+    with edited(package / "cpu" / "sampler.py"):
+        assert (our_state() != before) == is_used
 
 
 def test_what_is_no_code_is_not_compared(package):
     before = our_state()
-    (package / "algorithm" / "made_when_it_runs.pyc").write_bytes(b"\0")
+    made = package / "algorithm" / "made_when_it_runs.pyc"
+    made.write_bytes(b"\0")
     assert our_state() == before
+    made.unlink()
 
 
 def test_a_node_whose_verl_did_not_load_the_plugin(monkeypatch):
