@@ -14,7 +14,6 @@ from quick_composition import compose_quickly
 from repository import REPO
 
 from verl_gdpo.cpu.plugin import ON_CPU, OWN_ROLLOUT
-from verl_gdpo.hooks import lookup, refusal
 from verl_gdpo.hooks.before_training import COMPARED, code_files
 from verl_gdpo.hooks.extend import Extension
 from verl_gdpo.plugin import CALLED_BY_TOOLS, EXTENSIONS
@@ -444,50 +443,6 @@ a.AgentLoopWorker._compute_score = compute
     name = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._compute_score"
     assert warning.startswith(f"{name} of this verl also needs validate, which"), done.stderr
     assert done.stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("version", "tested"),
-    [
-        ("0.9.0", True),
-        ("0.9.1", True),
-        ("0.9.1+cu128", True),
-        ("0.9.0.dev0", False),
-        ("0.9.1.post1", False),
-        ("0.10.0.dev", False),
-        ("a checkout", False),
-    ],
-)
-def test_which_versions_were_tested(monkeypatch, version, tested):
-    monkeypatch.setattr(sys.modules["verl"], "__version__", version)
-    assert refusal.is_tested() == tested
-
-
-@pytest.mark.parametrize(
-    ("loaded", "is_v1", "used"),
-    [
-        ("", True, {"v1"}),
-        ("", False, {"legacy"}),
-        # The asynchronous trainers are legacy trainers, whatever the configuration says.
-        ("verl.experimental.fully_async_policy", False, {"legacy", "async"}),
-        ("verl.experimental.fully_async_policy", True, {"v1", "legacy", "async"}),
-        ("verl.experimental.one_step_off_policy", True, {"v1", "legacy"}),
-    ],
-)
-def test_which_rows_a_run_uses(monkeypatch, loaded, is_v1, used):
-    for name in ("fully_async_policy", "one_step_off_policy"):
-        monkeypatch.delitem(sys.modules, f"verl.experimental.{name}", raising=False)
-    if loaded:
-        monkeypatch.setitem(sys.modules, loaded, sys)
-    of_trainer = {
-        "v1": "PPOTrainer._compute_advantage",
-        "legacy": "RayPPOTrainer._log_rollout_data",
-        "async": "FullyAsyncTrainer.fit",
-    }
-    rows = {each.path: each for each in EXTENSIONS}
-    found = {name for name, path in of_trainer.items() if lookup._is_used(rows[path], is_v1)}
-    assert found == used
-    assert lookup._is_used(rows["compute_advantage"], is_v1)
 
 
 def test_nothing_that_we_rely_on_is_missing():

@@ -161,8 +161,9 @@ def _message(mistake: Any, where: str) -> str:
             # The name is wrong, and not its weight.
             keys = [KEYS]
     # Behind `rewards` stands the name of a reward, which may be that of one of the marks.
-    keys += [str(key) for key in place[1:2]]
-    keys += [str(key) for key in place[2:] if key not in MARKS]
+    for depth, key in enumerate(place[1:], start=1):
+        if depth == 1 or key not in MARKS:
+            keys.append(str(key))
     return f"{'.'.join(keys)}: got {mistake['input']!r}; {reason}"
 
 

@@ -13,6 +13,7 @@ from verl_gdpo.tools.run.resume import quoted
 
 REPO = Path(__file__).resolve().parents[2]
 TESTS = (
+    "core/algorithm/test_advantage.py",
     "core/algorithm/test_equation.py",
     "core/algorithm/test_metrics.py",
     "core/algorithm/test_values.py",

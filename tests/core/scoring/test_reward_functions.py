@@ -6,19 +6,15 @@ import re
 import shlex
 import sys
 import threading
-from collections import defaultdict
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import yaml
+from listed_functions import PAGE, config_of, manager_of, score, written
 from omegaconf import OmegaConf
-from repository import REPO
 from reward_rows import GOLD, Tokenizer, row_of, scored
-from run_config import listed
 from verl import DataProto
 
-from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import ERROR_KEY, NOTES_KEY, RewardError
@@ -27,136 +23,15 @@ from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.scoring.function_list import (
     OF_GROUP,
-    algorithm_of,
-    check_sources,
     refuse_without_v1,
-    silence,
 )
-from verl_gdpo.scoring.lengths import smooth
-from verl_gdpo.scoring.own_copy import own_copy
-
-PAGE = REPO / "docs" / "rewards.md"
-FILE = """
-import asyncio
-
-calls = []
-
-def length(solution_str, limit=10):
-    calls.append("length")
-    return float(len(solution_str) <= limit)
-
-async def judge(data_source, solution_str, ground_truth, extra_info, **kwargs):
-    await asyncio.sleep(0)
-    return {"clear": 0.5, "kind": 1.0, "why": f"{data_source} {ground_truth} {sorted(kwargs)}"}
-
-def whole(solution_str):
-    return {"score": 1.5, "a": 1.0, "b": 0.5}
-
-def lone(solution_str):
-    return {"score": 1.5, "note": "text"}
-
-def wrong_sum(solution_str):
-    return {"score": 9.0, "a": 1.0}
-
-def none(solution_str):
-    return None
-
-running = {"limited": 0, "free": 0}
-most = dict(running)
-
-async def counts(solution_str, kind):
-    running[kind] += 1
-    most[kind] = max(most[kind], running[kind])
-    await asyncio.sleep(0.01)
-    running[kind] -= 1
-    return 1.0
-
-def fails(solution_str):
-    raise KeyError("a bug")
-
-def with_reason(solution_str):
-    return 0.5, "because"
-
-def in_words(solution_str):
-    return "good"
-
-def needs(solution_str, threshold):
-    return 0.0
-
-def by_position(solution_str, /):
-    return 0.0
-
-def anything(*args):
-    return 0.0
-
-def named_as_positions(*prompt, solution_str, **extra_info):
-    return float(not prompt and {*extra_info} == {"data_source", "ground_truth", "extra_info"})
-
-in_c = min
-
-def two(solution_str):
-    if "fail" in solution_str:
-        raise KeyError("a bug")
-    return {"x": 1.0, "y": float(len(solution_str))}
-
-def number(solution_str):
-    if "fail" in solution_str:
-        raise KeyError("a bug")
-    return 2.0
-
-def is_right(solution_str, ground_truth):
-    if "fail" in solution_str:
-        raise KeyError("a bug")
-    return float(ground_truth in solution_str)
-
-def style(solution_str):
-    if "fail" in solution_str:
-        raise KeyError("a bug")
-    return {"clear": 1.0, "brief": 1.0, "why": "text"}
-
-def fails_for_a_group(solution_strs):
-    raise KeyError("a bug")
-
-def judge_by_rubric(solution_str):
-    if "fail" in solution_str:
-        raise KeyError("a bug")
-    return {"a": 1.0, "b": 0.0}
-
-def sum_of_nothing(solution_str):
-    return {"score": 0.0, "right": None, "fmt": None}
-
-def no_score(solution_str):
-    return {"score": None, "right": 1.0}
-
-def sum_of_one(solution_str):
-    return {"score": 1.0, "right": None, "fmt": 1.0}
-
-def not_the_sum(solution_str):
-    return {"score": 1.0, "right": None}
-"""
-
 
 pytestmark = pytest.mark.usefixtures("event_loop")
 
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "my_rewards.py"
-    example = re.search(r"```python\n(async def rank.*?)```", PAGE.read_text(), re.DOTALL)[1]
-    path.write_text(FILE + example)
-    return str(path)
-
-
-def config_of(entries, **algorithm):
-    return listed(entries, algorithm=algorithm)
-
-
-def manager_of(config):
-    return GdpoRewardManager(config, Tokenizer(), None)
-
-
-def score(config, **fields):
-    return scored(manager_of(config), global_steps=1, **fields)
+    return written(tmp_path)
 
 
 def test_numbers_and_dicts_of_functions_get_their_names(file):
@@ -206,43 +81,6 @@ def test_functions_run_side_by_side(file, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"name": "length"}, "x: got none of path, task and judge; expected path="),
-        ({"path": "FILE", "task": "gsm8k"}, "got .'path', 'task'. of path"),
-        ({"path": "gone.py"}, "reward_functions.x.path=gone.py: no such file"),
-        ({"path": "FILE", "name": "lenght"}, "no such function; did you mean 'length'"),
-        ({"path": "FILE", "name": "length", "limits": 3}, r"takes no \['limits'\]; it takes"),
-        ({"path": "FILE", "name": "needs"}, r"asks for \['threshold'\], which nothing"),
-        ({"task": "gsm9k"}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
-        ({"task": "tool_rl", "max_corectness": 1}, "does not take it; did you mean 'max_correctne"),
-        ({"task": "tool_rl", "max_correctness": 0}, "x: tool_rl max_correctness: got 0"),
-        ({"task": "tool_rl", "rewards": ["a"]}, r"rewards=.* a task declares its rewards"),
-        ({"task": "tool_rl", "weight": {"formt": 1}}, "'formt' is none of its rewards; did you"),
-        ({"path": "FILE", "name": "whole", "rewards": "a"}, r"expected the keys of .* or number"),
-        ({"path": "FILE", "name": "whole", "rewards": ["a", "a"]}, "expected the keys of the num"),
-        ({"path": "FILE", "rewards": ["a", "b"], "weight": {"c": 1}}, "'c' is none of its rewards"),
-        ({"path": "FILE", "rewards": "number", "weight": {"c": 1}}, "weight=.'c': 1.: it has one"),
-        ({"path": "FILE", "name": "by_position"}, r"takes \['solution_str'\] by position alone"),
-        ({"path": "FILE", "name": "anything"}, r"takes \*args alone, .* would get nothing"),
-        ({"path": "FILE", "name": "in_c"}, "x: no signature found for builtin"),
-        ({"path": "FILE", "name": "length", "required": False}, "is never 0 here"),
-        ({"path": "FILE", "name": "length", "sources": "s"}, "expected a list, such as"),
-        ({"task": "gsm8k", "group": True}, "only a function of `path` can have it"),
-        (
-            {"path": "FILE", "name": "length", "group": True},
-            r"asks for \['solution_str'\], .* take data_source, solution_strs, ground_truth",
-        ),
-        ({"path": "FILE", "name": "rank"}, r"asks for \['solution_strs', 'extra_infos'\]"),
-    ],
-)
-def test_what_a_list_refuses_when_it_is_loaded(file, entry, message):
-    named = {key: file if value == "FILE" else value for key, value in entry.items()}
-    with pytest.raises(ValueError, match=message):
-        manager_of(config_of({"x": named}))
-
-
-@pytest.mark.parametrize(
     ("entries", "message"),
     [
         ({"x": {"name": "wrong_sum"}}, r"x: it returned score=9.0, which is not the sum of {'a'"),
@@ -273,58 +111,6 @@ def test_a_function_that_fails_ends_the_run(file, entries, message):
     config = config_of({name: {"path": file, **entry} for name, entry in entries.items()})
     with pytest.raises(RuntimeError, match=message):
         score(config)
-
-
-def test_weights_of_the_list_are_those_of_the_settings(file):
-    entries = {
-        "x": {"path": file, "name": "length", "weight": 2.0},
-        "w": {"path": file, "name": "whole", "weight": {"a": 1.0, "b": 3.0}},
-        "s": {"path": file, "name": "length", "weight": {0: 1.0, 50: 0.0}},
-        "y": {"path": file, "name": "lone"},
-    }
-    config = config_of(entries)
-    weights = {"x": 2.0, "w__a": 1.0, "w__b": 3.0, "s": {"weight": {0: 1.0, 50: 0.0}}, "y": 1.0}
-    expected = read_settings({"adv_estimator": "gdpo", "gdpo": {"rewards": weights}})
-    assert settings_of_run(config).rewards == expected.rewards
-    assert read_settings(algorithm_of(config)).rewards == expected.rewards
-    assert score(config)["reward_score"] == 2 * 1 + 1 * 1 + 3 * 0.5 + 0.98 * 1 + 1 * 1.5
-    same = config_of(entries, gdpo={"rewards": weights})
-    assert settings_of_run(same).rewards == expected.rewards
-    other = config_of(entries, gdpo={"rewards": {**weights, "x": 1.0}})
-    with pytest.raises(ValueError, match="both say what a reward weighs"):
-        settings_of_run(other)
-    without = config_of({"x": {"path": file, "name": "length"}})
-    assert settings_of_run(without).rewards is None
-
-
-def test_a_single_function_beside_the_list_is_refused(file):
-    config = config_of({"x": {"path": file, "name": "length"}})
-    config.reward.custom_reward_function.path = "mine.py"
-    moved = r"\+reward.reward_functions.NAME.path=mine.py \+reward.*NAME.name=compute_score"
-    with pytest.raises(ValueError, match=moved):
-        settings_of_run(config)
-    config.reward.custom_reward_function.path = None
-    config.reward.reward_manager.name = "naive"
-    with pytest.raises(ValueError, match="only the manager gdpo reads the list"):
-        settings_of_run(config)
-
-
-def test_rewards_of_length_and_time(file):
-    path = "pkg://verl_gdpo.scoring.lengths"
-    entries = {
-        "most": {"path": path, "name": "at_most", "limit": 9},  # the response has 9 tokens
-        "less": {"path": path, "name": "at_most", "limit": 8},
-        "smooth": {"path": path, "name": "smooth", "limit": 9},
-        "over": {"path": path, "name": "overlong", "limit": 10, "buffer": 4},
-        "quick": {"path": path, "name": "quick", "seconds": 2},
-    }
-    fast = {"most": 1.0, "less": 0.0, "smooth": 0.5, "over": 0.25, "quick": 1.0}
-    assert score(config_of(entries))["reward_extra_info"] == {**fast, "score": 2.75}
-    result = score(config_of(entries), tool_extra_fields={"tool_seconds": 2.5})
-    assert result["reward_extra_info"]["quick"] == 0.0
-    assert [smooth({"generated_tokens": n}, 9) for n in (0, 10**9)] == pytest.approx(
-        [0.545, 0], abs=1e-3
-    )
 
 
 @pytest.mark.parametrize(
@@ -359,26 +145,6 @@ def test_the_run_ends_if_a_function_fails_too_often(failed, limits, ends):
     message = "reward_functions: failed x: 25% of the samples of step 7, and .*max_failed=0.1"
     with pytest.raises(RewardError, match=message) if ends else nullcontext():
         AdvantageStep(GdpoSettings(**limits), rows).check("gdpo")
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "message"),
-    [
-        ({"adv_estimator": "grpo"}, "the rewards are summed first"),
-        ({"gdpo": {"group_norm": "summed"}}, "the rewards are summed first"),
-        (
-            {"gdpo": {"rewards": {"x": 1.0, "y": {"when": {"reward": "x", "at_least": 1}}}}},
-            "a condition asks for it",
-        ),
-        ({}, None),
-    ],
-)
-def test_a_missing_reward_must_not_count_as_a_low_one(file, algorithm, message):
-    entries = {name: {"path": file, "name": "length"} for name in "xy"}
-    entries["x"] |= {"on_error": "missing", "rewards": "number"}
-    config = config_of(entries, **algorithm)
-    with pytest.raises(ValueError, match=message) if message else nullcontext():
-        settings_of_run(config)
 
 
 def test_limits_hold_for_the_functions_that_ask(file):
@@ -482,86 +248,6 @@ def test_a_task_of_the_list_scores_as_its_record_says():
     assert (info["c__keyword"], info["c__words"]) == (0.0, 1.0)
 
 
-CHANGING = """
-seen = []
-
-def changes(prompt, ground_truth, extra_info, words):
-    seen.append([prompt, ground_truth, extra_info["box"], extra_info["lists"]])
-    words.append("more")
-    value = float(len(words) + len(ground_truth) + prompt[0]["content"].count("A"))
-    value += float(extra_info["lists"][0].sum() + extra_info["array"].sum())
-    prompt[0]["content"] = prompt[0]["content"].lower()
-    prompt.append({"role": "user", "content": "x"})
-    ground_truth.clear()
-    extra_info["lists"][0][:] = 0
-    extra_info["array"] *= 0
-    extra_info["new"] = 1
-    return value
-
-def changes_group(prompt, ground_truth, extra_infos, words):
-    return [changes(prompt, ground_truth, each, words) for each in extra_infos][:1]
-"""
-
-
-class Box:
-    """Something that is no container, such as an image."""
-
-
-def changeable(box):
-    return {
-        "truth": ["4", "2"],
-        "raw_prompt": np.array([{"role": "user", "content": "AAA"}], dtype=object),
-        "extra_info": {
-            "box": box,
-            "lists": [np.ones(3)],
-            "array": np.arange(2.0),
-        },
-    }
-
-
-@pytest.mark.parametrize("name", ["changes", "changes_group"])
-def test_what_a_function_changes_is_its_own(tmp_path, name):
-    """The others of the row see nothing of it, and neither does its own next call."""
-    path = tmp_path / "changing_rewards.py"
-    path.write_text(CHANGING)
-    entry = {"path": str(path), "name": name, "group": name == "changes_group", "words": ["a"]}
-    manager = manager_of(config_of({each: dict(entry) for each in ("a", "b", "c")}))
-    box, expected = Box(), 2.0 + 2.0 + 3.0 + 3.0 + 1.0
-    for _ in range(2):
-        info = scored(manager, **changeable(box))["reward_extra_info"]
-        assert info == {"a": expected, "b": expected, "c": expected, "score": 3 * expected}
-    seen = sys.modules["changing_rewards"].seen
-    assert len(seen) == 6 and all(each[2] is box for each in seen)
-
-
-def test_a_function_alone_has_its_own_copy_too(tmp_path):
-    """The row is read again after it, for the dump and for the criteria of a rubric."""
-    path = tmp_path / "changing_rewards.py"
-    path.write_text(CHANGING)
-    entry = {"path": str(path), "name": "changes", "words": ["a"]}
-    config = config_of({"a": entry, "b": {**entry, "sources": ["another"]}})
-    fields = changeable(Box())
-    assert scored(manager_of(config), **fields)["reward_extra_info"]["a"] == 11.0
-    ((_, truth, _, lists),) = sys.modules["changing_rewards"].seen
-    assert truth is not fields["truth"] and lists is not fields["extra_info"]["lists"]
-
-
-def test_copies_have_the_shape_of_the_value():
-    inner = [1]
-    value = {
-        "twice": [inner, inner],
-        "default": defaultdict(list, x=inner),
-        "objects": np.array([inner, None], dtype=object),
-        "tuple": (inner,),
-    }
-    value["itself"] = value
-    copied = own_copy(value)
-    assert copied["twice"][0] is copied["twice"][1] is copied["objects"][0]
-    assert copied["twice"][0] == [1] and copied["twice"][0] is not inner
-    assert copied["default"]["y"] == [] and "y" not in value["default"]
-    assert copied["itself"] is copied and copied["tuple"][0] is inner
-
-
 # --- names of rewards -----------------------------------------------------------------------------
 
 
@@ -613,35 +299,6 @@ def test_a_failure_has_all_names_however_they_were_said(file, entry, on_error):
     step.check("gdpo")
     assert {*step.rewards.weights} == {"x__x", "x__y"}
     assert step.rewards.present_BK.sum(axis=0).tolist() == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("entry", "asked"),
-    [
-        ({}, True),
-        ({"rewards": "number"}, False),
-        ({"weight": 2.0}, False),
-        ({"on_error": "drop"}, False),
-        ({"on_error": "stop", "sources": ["t"]}, False),
-    ],
-)
-def test_what_nothing_tells_is_asked_before_the_start(file, entry, asked):
-    entry = {"path": file, "name": "number", "on_error": "missing", **entry}
-    config = config_of({"other": {"path": file, "name": "length"}, "x": entry})
-    lines = r"x.rewards=number; if .* a dict, its keys: \+reward.reward_functions.x.rewards=\[KEY"
-    with pytest.raises(ValueError, match=lines) if asked else nullcontext():
-        settings_of_run(config)
-    if not asked:
-        response = "r" if "sources" in entry else "fail"
-        assert score(config, response=response)["reward_extra_info"]["x"] is None
-
-
-def test_rewards_that_no_function_of_the_list_returns(file):
-    entries = {"form": {"task": "tool_rl"}, "x": {"path": file, "name": "two"}}
-    rewards = {"form__formt": 1.0, "x__x": 1.0}
-    with pytest.raises(ValueError, match=r"names 'form__formt', which .*form does not return; did"):
-        settings_of_run(config_of(entries, gdpo={"rewards": rewards}))
-    settings_of_run(config_of(entries, gdpo={"rewards": {"form__format": 1.0, "x__z": 1.0}}))
 
 
 def config_of_page(heading, file):
@@ -731,59 +388,6 @@ def test_the_example_of_a_list_with_failures_planted(file):
     rows = BatchRows.from_keys(keys, infos, sources, [False] * 8, 1)
     settings = dataclasses.replace(settings, max_failed=1.0)
     AdvantageStep(settings, rows).check("gdpo")
-
-
-def test_interpolations_of_the_block_are_read_beside_a_weight(file):
-    entries = {"x": {"path": file, "name": "length", "weight": 2.0}}
-    config = config_of(entries, gdpo={"eps": "${my.eps}"}, kl="${my.eps}")
-    config.my = {"eps": 0.5, "block": {"eps": 0.25}}
-    before = OmegaConf.to_yaml(config)
-    settings = settings_of_run(config)
-    assert (settings.eps, settings.terms.weights_at(1)) == (0.5, {"x": 2.0})
-    assert OmegaConf.to_yaml(config) == before
-    assert score(config)["reward_score"] == 2.0
-    config.algorithm.gdpo = "${my.block}"
-    assert settings_of_run(config).eps == 0.25
-
-
-@pytest.mark.parametrize(
-    "name", ["gdpo_error", "gdpo_notes", "gdpo_own_score", "gdpo_keys", "gdpo_rubric", "uid"]
-)
-def test_names_that_are_taken(file, name):
-    config = config_of({name: {"path": file, "name": "length"}})
-    for refuse in (settings_of_run, manager_of):
-        with pytest.raises(ValueError, match=f"reward_functions: name '{name}.*rename it"):
-            refuse(config)
-
-
-def test_a_name_with_a_dot_is_silenced(file):
-    entries = {name: {"path": file, "name": "length"} for name in ("a.b", "c")}
-    config = config_of(entries)
-    silence(config, ["a.b"])
-    assert {*config.reward.reward_functions} == {"a.b", "c"}
-    assert score(config)["reward_extra_info"] == {"a.b": None, "c": 1.0, "score": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("listed", "told"),
-    [
-        (None, None),
-        ([], None),
-        (["s"], None),
-        (["S"], r"x.sources=\['S'\]: no training or validation row .*; did you mean 's'\?. The"),
-        (["S", "T"], "would never be called"),
-        (
-            ["s", "maht"],
-            ["no row has data_source 'maht'; did you mean 'math'?"],
-        ),
-    ],
-)
-def test_sources_that_no_row_has(file, listed, told):
-    config = config_of({"x": {"path": file, "name": "length", "sources": listed}})
-    refuses = pytest.raises(ValueError, match=told) if isinstance(told, str) else nullcontext()
-    with refuses:
-        where = f"reward.reward_functions.x.sources={listed}: "
-        assert check_sources(config, {"s"}, {"math"}) == [where + each for each in told or []]
 
 
 def test_a_reward_that_a_step_lacks_is_one_line(caplog, monkeypatch):

@@ -15,7 +15,7 @@ from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import BatchRows
 
 (BLOCK,) = re.findall(
-    r"<!-- read by tests/core/algorithm/test_papo.py -->\n```yaml\n(.*?)```",
+    r"<!-- read by tests/core/algorithm/test_conditions_papo.py -->\n```yaml\n(.*?)```",
     (REPO / "docs" / "variants.md").read_text(),
     re.DOTALL,
 )
