@@ -3,12 +3,14 @@
 import multiprocessing
 import os
 import signal
+from unittest.mock import Mock
 
 import pytest
 from omegaconf import OmegaConf
 from processes import completed
 from rows_for_check import COMMAND, ENDS, arguments_of, messages_of
 
+from verl_gdpo.tools import CHECK_FAULT
 from verl_gdpo.tools.check import asked_again, ends_are_told, main
 from verl_gdpo.tools.check.mended import without_mistakes
 
@@ -87,6 +89,15 @@ def test_a_crash_of_the_interpreter_names_the_line(tmp_path):
     assert done.stdout == "a note\n"
     assert "Segmentation fault" in done.stderr and "what a library" not in done.stderr
     assert f'File "{path}", line 6 in segfaults' in done.stderr
+
+
+def test_a_fault_of_the_check_is_told_from_a_problem(data, monkeypatch, capfd):
+    """The launcher deletes the new folder of a run whose configuration was refused."""
+    monkeypatch.setattr("verl_gdpo.tools.check.look.look", Mock(side_effect=KeyError("a bug")))
+    assert main(arguments_of(COMMAND, data)) == CHECK_FAULT
+    printed = capfd.readouterr().err
+    assert "KeyError: 'a bug'" in printed
+    assert printed.endswith("verl-gdpo check: the fault above is the check's own\n")
 
 
 # --- what is right is not accused -----------------------------------------------------------------

@@ -495,6 +495,13 @@ def test_what_cannot_be_replayed_is_said_in_one_line(tmp_path, capsys, arguments
     assert re.search(message, printed.err), printed.err
 
 
+def test_a_dump_that_cannot_be_read_is_said_in_one_line(tmp_path, capsys):
+    (tmp_path / "1.jsonl").mkdir()
+    assert main([str(tmp_path)]) == 1
+    printed = capsys.readouterr().err
+    assert printed == f"verl-gdpo replay: [Errno 21] Is a directory: '{tmp_path}/1.jsonl'\n"
+
+
 @pytest.mark.parametrize("advantage", [float("nan"), float("inf"), None])
 def test_a_logged_advantage_that_is_no_number(tmp_path, capsys, advantage):
     rows = two_groups()

@@ -54,7 +54,7 @@ def as_json(source: str) -> int:
     """Print what a script needs of a run as one JSON object; docs/metrics.md has its keys."""
     try:
         logged = read_logged(source)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         return 1
     rewards = {}
@@ -93,7 +93,7 @@ def as_text(source: str) -> int:
     is_ours = any(_is_there(path) for path in parts.values())
     try:
         logged = read_logged(source)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
         if not is_ours:
             return 1
@@ -103,8 +103,10 @@ def as_text(source: str) -> int:
     try:
         for recorded in starts_of(folder):
             _print_start(recorded)
-    except ValueError as error:
-        # A manifest is damaged.
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        # A manifest is damaged, or cannot be read.
         print(f"verl-gdpo summary: {printable(str(error))}", file=sys.stderr)
     if is_ours:
         for label, path in parts.items():

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -5,6 +6,7 @@ import subprocess
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from omegaconf import OmegaConf
@@ -137,6 +139,13 @@ def test_two_evaluations_merge_a_checkpoint_once(run, monkeypatch, merger):
         go_on.set()
         assert weights(first.result()) == weights(second.result()) == "of 10"
     assert len(merger) == 1 and [*actor.glob(".*")] == []
+
+
+def test_a_file_system_without_locks_merges_with_a_warning(run, merger, monkeypatch, capfd):
+    flock = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(policies.fcntl, "flock", flock)
+    assert weights(find_policy(run)) == "of 10"
+    assert "actor cannot be locked: No locks available. Merge" in capfd.readouterr().err
 
 
 def test_a_merge_that_fails_leaves_nothing_and_says_why(run, monkeypatch):

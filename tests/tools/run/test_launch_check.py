@@ -7,6 +7,7 @@ import pytest
 from launched import children_of, driver
 from processes import completed
 
+from verl_gdpo.tools import CHECK_FAULT
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.launch import _check_of, _wait, launch, main
 from verl_gdpo.tools.run.progress import Progress
@@ -149,5 +150,13 @@ def test_a_check_that_cannot_start_ends_no_run(tmp_path, capfd):
     assert (end.exit_code, end.reason) == (0, "finished")
     messages = capfd.readouterr().err
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'" in messages
-    assert messages.count("the check could not start, so nothing was checked") == 1
+    assert messages.count("the check did not run to its end; the run goes on") == 1
     assert "Traceback" not in messages
+
+
+def test_a_fault_of_the_check_itself_ends_no_run(tmp_path, capfd):
+    check = [sys.executable, "-c", f"raise SystemExit({CHECK_FAULT})"]
+    command = driver(tmp_path, "time.sleep(1.5); sys.exit(0)")
+    end = launch(command, tmp_path, check=check, quiet=True)
+    assert (end.exit_code, end.reason) == (0, "finished")
+    assert "the check did not run to its end; the run goes on" in capfd.readouterr().err

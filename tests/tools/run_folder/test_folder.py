@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -31,7 +32,7 @@ from verl_gdpo.tools.run_folder.folder import (
     validation_rewards,
     write_into_run_dir,
 )
-from verl_gdpo.tools.summary import HEADER, reward_table
+from verl_gdpo.tools.summary import HEADER, as_json, as_text, reward_table
 
 METRICS = {
     0: {"val-aux/rlla/format/mean@1": 0.2, "val-aux/rlla/reward/mean@1": -1.0},
@@ -355,6 +356,16 @@ def test_summary_of_a_run(tmp_path):
     assert "correctness" in done.stdout
     assert re.search(r"^checkpoint +\S+/global_step_2$", done.stdout, re.M)
     assert f"curves         verl-gdpo report {tmp_path}\n" in done.stdout
+
+
+@pytest.mark.parametrize("show", [as_json, as_text])
+def test_metrics_that_cannot_be_read_are_said_in_one_line(tmp_path, monkeypatch, capsys, show):
+    """As those of another user; root may read all."""
+    refused = PermissionError(13, "Permission denied", "metrics.jsonl")
+    monkeypatch.setattr("verl_gdpo.tools.summary.read_logged", Mock(side_effect=refused))
+    assert show(str(tmp_path)) == 1
+    expected = "verl-gdpo summary: [Errno 13] Permission denied: 'metrics.jsonl'\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_the_summary_of_a_run_that_left_a_collapse_behind(tmp_path):

@@ -208,7 +208,7 @@ def _start(
     confinement: Confinement, request: int, results: int, errors: int, wall_seconds: float
 ) -> None:
     """Run what is inside, and wait for its end or end it."""
-    texts = [Path(str(module.__file__)).read_text() for module in (lock, inside)]
+    texts = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (lock, inside)]
     with os.fdopen(os.pidfd_open(os.getpid())) as caller:
         texts.append(f"main(lock, {caller.fileno()})\n")
         process = subprocess.Popen(

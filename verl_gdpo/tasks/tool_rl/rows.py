@@ -47,7 +47,7 @@ CALLS_BLOCK = re.compile(rf"{TOOL_CALL_OPEN}\n.*?\n{TOOL_CALL_CLOSE}", re.DOTALL
 RESPONSE_SHARE = 0.1  # share of rows that ask for a response without a call
 CALL_WEIGHTS = {1: 0.5, 2: 0.3, 3: 0.2}  # {number of calls: share of the other rows}
 COUNT_WORDS = {1: "one call", 2: "two calls", 3: "three calls"}
-WORDS = json.loads(Path(__file__).with_name("words.json").read_text())
+WORDS = json.loads(Path(__file__).with_name("words.json").read_bytes())
 TEST_EVERY = 4  # of the combinations of two words or two digits
 
 

@@ -4,7 +4,7 @@ verl-gdpo check [OPTIONS] [what stands behind `python -m verl.trainer.main_ppo`]
 
 The arguments are those of the training command: `key=value`, and Hydra's --config-dir and
 --config-name. The command lists all problems that it can find at once. The exit code is 1 if there
-are problems.
+are problems, 2 for wrong arguments, and 3 if the check itself fails.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from verl_gdpo.tasks.preparation.loading import whole_number
+from verl_gdpo.tools import CHECK_FAULT
 from verl_gdpo.tools.check.output import Output, message_of
 from verl_gdpo.tools.compose import add_config_arguments, compose_accepted, packages_searched
 
@@ -108,6 +110,12 @@ def main(argv: Sequence[str]) -> int:
             return _printed(options)
     except Stopped:
         return 128 + signal.SIGINT
+    except (BrokenPipeError, ModuleNotFoundError):  # the command says what these mean
+        raise
+    except Exception:
+        traceback.print_exc()
+        print("verl-gdpo check: the fault above is the check's own", file=sys.stderr)
+        return CHECK_FAULT
 
 
 def _printed(options: argparse.Namespace) -> int:

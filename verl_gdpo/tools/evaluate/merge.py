@@ -109,7 +109,7 @@ def _dtype_of(shard: Path, trust: bool) -> torch.dtype:
 
 def _name_dtype(path: Path, dtype: torch.dtype) -> None:
     """Let a model's config.json name the precision of its weights."""
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_bytes())
     # This was its name before transformers 5.
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")

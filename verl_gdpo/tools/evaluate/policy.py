@@ -24,6 +24,7 @@ from verl_gdpo.tools.run.checkpoints import (
     newest_checkpoint,
     step_of,
 )
+from verl_gdpo.tools.run.processes import WITHOUT_LOCKS
 from verl_gdpo.tools.run_folder.folder import read_config
 from verl_gdpo.tools.run_folder.scorer_options import value_of
 
@@ -124,7 +125,7 @@ def choose_dtype(policy: Policy) -> str:
     """
     if not has_gpu():
         return "float32"
-    config = json.loads((policy.model / "config.json").read_text())
+    config = json.loads((policy.model / "config.json").read_bytes())
     of_model = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return str(policy.of_config("actor_rollout_ref.rollout.dtype", of_model))
 
@@ -187,7 +188,14 @@ def merged(actor: Path, *, trust: bool = False) -> Path:
         return target
     note(f"merging the shards of {actor}")
     with (actor / FSDP).open("rb+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+            note(
+                f"WARNING: {actor} cannot be locked: {error.strerror}. Merge it only once at a time"
+            )
         # Another process may have been quicker.
         if _text_of(target / MADE_FROM) == made_from:
             return target

@@ -70,7 +70,9 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
-    except ValueError as error:
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
         # Several mistakes of the settings have a line each.
         lines = [printable(line) for line in str(error).splitlines()]
         print("verl-gdpo replay:", "\n".join(lines), file=sys.stderr)

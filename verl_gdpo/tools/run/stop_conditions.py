@@ -24,6 +24,7 @@ import psutil
 
 from verl_gdpo.hooks.run_keys import HANG_MINUTES, hang_seconds
 from verl_gdpo.terminal import note
+from verl_gdpo.tools import CHECK_FAULT, CHECK_REFUSES
 from verl_gdpo.tools.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.processes import CANNOT_START
@@ -38,7 +39,6 @@ from verl_gdpo.tools.run_folder.folder import (
 
 POLL_SECONDS = 0.2
 FAILED_EXIT = 1
-CHECK_REFUSES = (1, 2)  # problems, or a wrong option: it has printed which
 HANG_FILE = "hang.txt"  # in the folder of a run that hung
 MINUTES = 30.0  # of `trainer.hang_minutes`, where nothing is said
 FIRST_SECONDS = 7200.0  # an update of long answers on few GPUs takes more than an hour
@@ -226,11 +226,11 @@ class StopConditions:
         # It is None while the check goes on.
         if code is None or code == 0:
             return
-        if code == CANNOT_START:
-            # Its keeper has said why. That says nothing of the configuration, so the run goes on.
+        if code in (CANNOT_START, CHECK_FAULT):
+            # It has said why. That says nothing of the configuration, so the run goes on.
             self.checking = None
             with suppress(OSError):  # nobody reads our messages any more
-                note("WARNING: the check could not start, so nothing was checked; the run goes on")
+                note("WARNING: the check did not run to its end; the run goes on")
             return
         if code in CHECK_REFUSES:
             raise Stopped(RunEnd(FAILED_EXIT, "refused", "the check found a problem"))

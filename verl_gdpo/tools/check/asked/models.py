@@ -198,7 +198,7 @@ def folder_of_model(path: str) -> Path | None:
 def has_own_code(folder: Path) -> bool:
     """Whether transformers would run code of the model's folder."""
     try:
-        return "auto_map" in json.loads((folder / "config.json").read_text())
+        return "auto_map" in json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return False  # transformers says what is wrong with it
 

@@ -5,7 +5,6 @@ The package asks for numpy 1.26 and for the clients of many providers, so it sta
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -19,6 +18,7 @@ from typing import Any
 
 from verl_gdpo.tasks.sandbox import lock
 from verl_gdpo.terminal import note
+from verl_gdpo.tools.run.processes import locked
 
 PINS = Path(__file__).with_name("requirements.txt")
 WORKER = Path(__file__).with_name("worker.py")
@@ -91,8 +91,7 @@ def environment() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-gdpo"
     folder = cache / f"bfcl-{hashlib.sha256(content).hexdigest()[:12]}"
     cache.mkdir(parents=True, exist_ok=True)
-    with open(f"{folder}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(Path(f"{folder}.lock"), str(folder), wait=True):
         if not (folder / WHOLE).exists():
             note(f"making {folder} for bfcl-eval: 600 MB, minutes, once")
             rmtree(folder, ignore_errors=True)
