@@ -311,6 +311,21 @@ def test_two_trainings_of_one_command(tmp_path, monkeypatch, second_is_recorded)
     assert ends == ([None, 0] if second_is_recorded else [None])
 
 
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_what_a_script_does_after_its_training_is_no_hang(tmp_path, monkeypatch, has_ended):
+    """As an evaluation, which logs no steps. A training that does not return is one."""
+    monkeypatch.setattr("launched.LAUNCHER", ["-c", IMPATIENT])
+    body = TRAINS_TWICE.format(run=str(tmp_path), recorded=[True])
+    if has_ended:
+        body += f"starts.ended(Path({str(tmp_path)!r}), 'finished')\n"
+    body += "time.sleep(5)\n"
+    done = subprocess.run(
+        launcher(tmp_path, "--", *driver(tmp_path, body)), capture_output=True, text=True
+    )
+    assert (done.returncode == 0) == has_ended, done.stderr
+    assert ("HangError" in done.stderr) != has_ended
+
+
 @pytest.mark.parametrize("name", ["VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"])
 def test_a_place_of_the_users_for_metrics_is_not_put_aside_in_silence(
     tmp_path, monkeypatch, capfd, name

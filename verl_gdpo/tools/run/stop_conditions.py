@@ -29,7 +29,7 @@ from verl_gdpo.tools.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run.processes import CANNOT_START
 from verl_gdpo.tools.run.stacks import SIGNAL, files_of
-from verl_gdpo.tools.run.starts import TIME_LIMIT_EXIT, read_start
+from verl_gdpo.tools.run.starts import END, TIME_LIMIT_EXIT, read_start
 from verl_gdpo.tools.run_folder.folder import (
     METRICS,
     MetricsReader,
@@ -179,7 +179,8 @@ class HangWatch:
 class StopConditions:
     """What ends a run before its driver does.
 
-    A command may train several times, as a script does. The training that began last is watched.
+    A command may train several times, as a script does. The training that began last is watched,
+    until its record says that it has ended: what the script does then logs no steps.
 
     folder: of the run. If it is gone, the run is not ended for it, and is not watched for hangs.
     parent: id of the process whose end ends the run; None if it is no matter.
@@ -198,12 +199,13 @@ class StopConditions:
     checking: "subprocess.Popen[bytes] | None" = None
     reads_manifests: bool = field(init=False)
     known: int = field(init=False)  # how many starts of the run are not new
+    start: str = field(init=False)  # the folder in `STARTS` of the watched training; "" without one
     watch: HangWatch = field(init=False)
 
     def __post_init__(self) -> None:
         self.reads_manifests = not self.trainer
         self.known = len(manifests_in(self.folder.path / STARTS))
-        self._watch(self.metrics, self.trainer)
+        self._watch(self.metrics, self.trainer, start="")
 
     def raise_if_due(self) -> None:
         """Raise Stopped if the run has to end."""
@@ -241,7 +243,7 @@ class StopConditions:
         self.look_for_trainings()
         place = self.folder.place()
         metrics = self.folder.follow(self.metrics)
-        if metrics is None:
+        if metrics is None or self._has_ended(place):
             self.watch.look_away()
             return
         self.watch.follow(metrics)
@@ -279,7 +281,14 @@ class StopConditions:
         for manifest in manifests_in(place / STARTS)[self.known :]:
             start = read_start(manifest).start
             self.known += 1
-            self._watch(Path(start.metrics), start.configuration.get("trainer", {}))
+            trainer = start.configuration.get("trainer", {})
+            self._watch(Path(start.metrics), trainer, start=manifest.parent.name)
+
+    def _has_ended(self, place: Path | None) -> bool:
+        """Return whether a training of a script has ended, and the script goes on."""
+        if place is None or not self.start:
+            return False
+        return (place / STARTS / self.start / END).exists()
 
     def _follow_newest_file(self, place: Path) -> None:
         """Watch a newer file of the run's folder, as of a training without a manifest."""
@@ -288,11 +297,12 @@ class StopConditions:
             return
         newer = newer_metrics_file(watched)
         if newer is not None:
-            self._watch(self.metrics.with_name(newer.name), self.trainer)
+            self._watch(self.metrics.with_name(newer.name), self.trainer, start="")
 
-    def _watch(self, metrics: Path, trainer: Mapping[str, Any]) -> None:
+    def _watch(self, metrics: Path, trainer: Mapping[str, Any], start: str) -> None:
         self.metrics = metrics
         self.trainer = trainer
+        self.start = start
         self.watch = HangWatch(metrics, trainer)
 
 
