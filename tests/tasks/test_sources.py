@@ -550,6 +550,17 @@ def test_json_is_split_by_upstreams_rule(tmp_path, count, test_count):
         assert places == [{"index": i, "split": split} for i in range(len(expected))]
 
 
+def test_json_lines_under_the_suffix_of_a_list(tmp_path):
+    """As `datasets`, and so verl and check, read them."""
+    path = write_json(tmp_path / "list.json", items(3))
+    lines = tmp_path / "lines.json"
+    lines.write_text("\n".join(json.dumps(item) for item in items(3)))
+    assert [*read_rows(lines, "train")] == [*read_rows(path, "train")]
+    lines.write_text(json.dumps(items(1)[0]) + "\n{no\n")
+    with pytest.raises(DataError, match=r"row 1.*in line 2"):
+        read_rows(lines, "train")
+
+
 def test_parquet_is_split_as_json_is_and_has_the_rows_of_upstream(tmp_path):
     content = [{"instruction": "Tools: é", "input": "What is new?", "output": TOOL}]
     assert read_rows(write_json(tmp_path / "a.json", content), "train") == [row()]

@@ -69,11 +69,15 @@ def test_a_row_may_be_longer_than_a_block_of_arrow(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[1, 2]", "cannot be read: JSON parse"), ('[{"a": 1}', "cannot be read: "), ("[]", "Empty")],
+    [
+        ("[1, 2]", "it cannot be read: JSON parse"),
+        ('[{"a": 1}', "it cannot be read: "),
+        ("[]", "Empty"),
+    ],
 )
 def test_what_is_no_list_of_rows_is_refused(tmp_path, content, message):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(ValueError, match=rf"data\.train_files: .*a\.json .*{message}"):
+    with pytest.raises(ValueError, match=rf"data\.train_files: .*a\.json: .*{message}"):
         read(tmp_path / "a.json")
 
 
@@ -97,7 +101,7 @@ def test_responses_belong_to_rows(tmp_path):
         ("resp.txt", "x", r"expected a file that ends in \.parquet, \.json, \.jsonl"),
         ("bad.jsonl", "no", "it cannot be read: JSON parse error: Invalid value"),
         ("bad.parquet", "no", "it cannot be read: "),
-        ("gone.jsonl", None, "it cannot be read: "),
+        ("gone.jsonl", None, "there is no such file"),
         ("far.jsonl", '{"response": "x", "row": 4}', "row: 0 to 3 if it belongs"),
         ("half.jsonl", '{"response": "x", "row": 1.5}', "row: 0 to 3 if it belongs"),
         ("true.jsonl", '{"response": "x", "row": true}', "row: 0 to 3 if it belongs"),

@@ -273,12 +273,16 @@ def _lines(path: Path) -> Iterator[_Line]:
         raise DataError(f"{path}: got no readable JSON ({error})") from error
 
 
-def _read_json(path: Path) -> list[Any]:
+def _read_json(path: Path) -> Iterable[Any]:
+    """Return the rows of a list, or of JSON Lines, which others keep under this suffix too."""
     try:
         content = path.read_bytes()
         encoding = json.detect_encoding(content)  # With a BOM or without.
         items = json.loads(content.decode(encoding))
     except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+            # One object stands behind another.
+            return _lines(path)
         raise DataError(f"{path}: got no readable JSON ({error})") from error
     if not isinstance(items, list):
         raise DataError(f"{path}: got a JSON {type(items).__name__}; expected a list of objects")

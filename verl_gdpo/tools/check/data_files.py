@@ -141,16 +141,7 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
         SettingsError: it has a mistake, or several.
     """
     where = f"data.{key}: {path}"
-    file = Path(path).expanduser()
-    if not file.exists():
-        raise ValueError(f"{where}: there is no such file")
-    reader = READERS.get(file.suffix)
-    if reader is None:
-        raise ValueError(f"{where}: verl reads files that end in {', '.join(READERS)}")
-    try:
-        table = reader(file)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise ValueError(f"{where} cannot be read: {error}") from error
+    table = _table_of(Path(path).expanduser(), where)
     needed = {config.data.prompt_key, "data_source", "reward_model"}
     absent = sorted(needed - set(table.column_names))
     if absent:
@@ -167,6 +158,19 @@ def _read(config: Any, key: str, path: str) -> pa.Table:
     if mistakes:
         raise SettingsError(mistakes)
     return table
+
+
+def _table_of(file: Path, where: str) -> pa.Table:
+    """Return what a file holds; raise ValueError if it cannot be read."""
+    if not file.exists():
+        raise ValueError(f"{where}: there is no such file")
+    reader = READERS.get(file.suffix)
+    if reader is None:
+        raise ValueError(f"{where}: expected a file that ends in {', '.join(READERS)}")
+    try:
+        return reader(file)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise ValueError(f"{where}: it cannot be read: {error}") from error
 
 
 def _check_truths(config: Any, table: pa.Table, where: str) -> None:
@@ -363,14 +367,7 @@ def read_responses(path: Path, training: Sequence[DataFile]) -> Responses:
         ValueError: the file cannot be read, or a line is not {response: text, row: number of a
             training row, or nothing}.
     """
-    reader = READERS.get(path.suffix)
-    if reader is None:
-        raise ValueError(f"--responses {path}: expected a file that ends in {', '.join(READERS)}")
-    try:
-        table = reader(path)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise ValueError(f"--responses {path}: it cannot be read: {error}") from error
-
+    table = _table_of(path, f"--responses {path}")
     total = _count_rows(training)
     responses: list[tuple[DataRow | None, str]] = []
     for line in table.to_pylist():
