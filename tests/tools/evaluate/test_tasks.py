@@ -16,6 +16,13 @@ from verl_gdpo.tasks.preparation.prepared_files import write_parquets
 from verl_gdpo.tasks.preparation.sources import make_row
 from verl_gdpo.tasks.sandbox import machine
 from verl_gdpo.tasks.tool_rl.form import render_answer
+from verl_gdpo.tasks.tool_rl.system_message import (
+    OUTPUT_HEADING,
+    STEPS_HEADING,
+    TOOLS_HEADING,
+    TOOLS_LINE,
+    in_call_format,
+)
 from verl_gdpo.tools.evaluate import bfcl
 from verl_gdpo.tools.evaluate.benchmark import Answer
 from verl_gdpo.tools.evaluate.dialogues import Record, start_all
@@ -78,6 +85,24 @@ def test_calls_in_the_format_of_the_model(tmp_path):
     for bench in (BENCH["gsm8k"], bfcl.BENCHMARK):
         with pytest.raises(ValueError, match=r"--call-format hermse: .*; leave it out"):
             bench.scorer(options)
+
+
+def test_rows_in_toolrls_own_form_teach_the_format_of_the_run(tmp_path):
+    """Those that data preparation wrote, in verl's form, teach what they say."""
+    truth = render_answer("t", [{"name": "f", "parameters": {"a": 1}}])
+    listed = f"1. Name: f\nDescription: d\nParameters: {{}}\n\n{STEPS_HEADING}s\n"
+    system = f"{TOOLS_HEADING}{TOOLS_LINE}{listed}{OUTPUT_HEADING}o"
+    (tmp_path / "a.json").write_text(
+        json.dumps([{"instruction": system, "input": "q", "output": truth}])
+    )
+    prepared = tool_row(0, "test")
+    (tmp_path / "b.json").write_text(json.dumps([prepared]))
+    taught = in_call_format(system, "hermes")
+    config = OmegaConf.create({"reward": {"reward_kwargs": {"call_format": "hermes"}}})
+    for of_run, expected in ((None, system), (config, taught)):
+        options = asked(tmp_path / "a.json", tmp_path / "b.json", config=of_run)
+        contents = [one.start.args[0][0]["content"] for one in BENCH["tool_rl"].questions(options)]
+        assert contents == [expected, prepared["prompt"][0]["content"]]
 
 
 def test_gsm8k_and_constraints(tmp_path):

@@ -109,7 +109,7 @@ def load(sources: Sources, args: argparse.Namespace) -> Splits:
     _refuse_stray_options(arguments)
     _require_scorer(sources)
     if arguments.get(CALL_FORMAT) is not None:
-        sources = _teaching(sources, arguments[CALL_FORMAT])
+        sources = teaching(sources, arguments[CALL_FORMAT])
     if args.source is not None:
         return _from_files(with_options(sources, arguments), args.source, args.test)
     if arguments.get("synthetic") is not None:
@@ -168,8 +168,8 @@ def with_options(sources: Sources, arguments: Mapping[str, Any]) -> Sources:
     )
 
 
-def _teaching(sources: Sources, call_format: str) -> Sources:
-    """The sources whose rows, of all kinds, teach a format of calls of tools."""
+def teaching(sources: Sources, call_format: str) -> Sources:
+    """Return the sources whose rows, of all kinds, teach a format of calls of tools."""
     in_call_format = sources.in_call_format
     assert in_call_format is not None
 

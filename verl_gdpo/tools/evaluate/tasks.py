@@ -8,6 +8,7 @@ file is a category with the name of the file, or of its folder for a file `test.
 import inspect
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from verl_gdpo.scoring.response import arguments_for
 from verl_gdpo.tasks import Task, options_of
-from verl_gdpo.tasks.preparation.loading import with_options
+from verl_gdpo.tasks.preparation.loading import teaching, with_options
 from verl_gdpo.tasks.preparation.local_files import read_rows
 from verl_gdpo.tasks.preparation.prepared_files import parquet_rows
 from verl_gdpo.tasks.preparation.schema import checked
@@ -127,6 +128,10 @@ def _rows(path: Path, task: Task, chosen: Mapping[str, Any]) -> list[Mapping[str
         rows = [row for _, row in checked(enumerate(parquet_rows(path)), str(path))]
     else:
         sources = with_options(sources_of(task), chosen)
+        if sources.in_call_format is not None:
+            # Rows in verl's form were prepared, and teach what they say.
+            as_prepared = sources.of_verl
+            sources = replace(teaching(sources, chosen[CALL_FORMAT]), of_verl=as_prepared)
         rows = list(read_rows(path, "test", sources))
     return [row for row in rows if row["data_source"] in task.data_sources]
 
