@@ -11,7 +11,7 @@ that it names. `own_keys` of the configuration lists what else somebody reads.
 A key that nobody reads is refused if one that is read has nearly its name, and stands in the same
 block, or has the very name, and stands in one of a few other blocks. There are warnings in place of
 the refusals where code of the user's reads the block, and for a verl of another version than the
-table's, whose keys we do not know.
+table's, of whose keys we know those of its own configuration alone.
 
 Some keys are not silently without effect. Of `MADE_BLOCKS`, verl makes dataclasses in its workers,
 and a key that the class does not take ends the run there, so it is always refused. `MOVED` has the
@@ -89,6 +89,7 @@ REGISTRIES: Mapping[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ),
 }
 OUR_PACKAGES = ("verl", "verl_gdpo")
+COMPOSED = "_generated_*.yaml"  # verl's own files, with its configuration for each engine
 
 
 @dataclass
@@ -171,15 +172,27 @@ def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
     return found
 
 
-@cache
 def _tables() -> Mapping[str, frozenset[str]]:
     """Return {block: the names that verl or we read there}. Any key may stand in other blocks."""
+    return _tables_for(VERL_VERSION)
+
+
+@cache
+def _tables_for(version: str) -> Mapping[str, frozenset[str]]:
     tables: dict[str, frozenset[str]] = {}
     # a block that is longer than a line goes on in the next ones, behind spaces
     for line in verl_keys.KEYS.strip().replace("\n  ", " ").splitlines():
         block, _, names = line.partition(":")
         ours = OUR_KEYS.get(block, ())
         tables[block] = frozenset(names.split()).union(ours)
+    if version != verl_keys.VERSION:
+        # Another verl reads at least what its own configuration has.
+        for path in sorted((Path(verl.__path__[0]) / "trainer" / "config").glob(COMPOSED)):
+            composed: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+            for block in tables:
+                names_there = _value(composed, block) if block else composed
+                if isinstance(names_there, Mapping):
+                    tables[block] = tables[block].union(map(str, names_there))
     return tables
 
 

@@ -76,7 +76,12 @@ HONEST = [
 
 @pytest.fixture(autouse=True)
 def version_of_the_table(monkeypatch):
-    """With another version nothing is refused, and `nox -s verl` runs these tests on one."""
+    """With another version nothing is refused, and `nox -s verl` runs these tests on one.
+
+    Its own configuration, to which the tests add keys, may have more than the table.
+    """
+    tables = unread_keys._tables_for(unread_keys.verl.__version__)
+    monkeypatch.setattr(unread_keys, "_tables", lambda: tables)
     monkeypatch.setattr(unread_keys, "VERL_VERSION", verl_keys.VERSION)
 
 
@@ -274,6 +279,21 @@ def test_with_another_verl_than_the_tables_nothing_is_refused(monkeypatch, other
     assert found.refusals == []
     (warning,) = found.warnings
     assert f"this is verl {other}; did you mean data.max_prompt_length?" in warning
+
+
+def test_what_another_verls_own_configuration_has_is_read(monkeypatch, tmp_path):
+    """As `data.continuous_token` of verl 0.9.0, which stands in the configuration of each run."""
+    folder = tmp_path / "trainer" / "config"
+    folder.mkdir(parents=True)
+    (folder / "_generated_ppo_trainer.yaml").write_text("data:\n  newer: {enable: false}\n")
+    with monkeypatch.context() as installed:
+        installed.setattr(unread_keys.verl, "__path__", [str(tmp_path)])
+        tables = unread_keys._tables_for("0.9.2 of this test")
+    monkeypatch.setattr(unread_keys, "_tables", lambda: tables)
+    monkeypatch.setattr(unread_keys, "VERL_VERSION", "0.9.2")
+    assert find_unread_keys(plain("+data.newer.enable=true")) == find_unread_keys(plain())
+    warnings = find_unread_keys(plain("+data.neewer.enable=true")).warnings
+    assert "did you mean data.newer?" in warnings[0]
 
 
 def started(config):
