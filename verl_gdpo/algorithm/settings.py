@@ -38,6 +38,7 @@ from pydantic.dataclasses import dataclass
 
 from verl_gdpo.algorithm.values import LARGEST, SCORER, check_name
 from verl_gdpo.algorithm.variants import VARIANTS, Bounds, Combine, CombineSetting
+from verl_gdpo.algorithm.zero import is_at_least
 
 WHERE = "algorithm.gdpo"
 # No run has more training steps than this.
@@ -235,7 +236,7 @@ class Condition:
 
     def holds(self, raw: Mapping[str, float | None]) -> bool:
         value = raw[self.reward]
-        return value is not None and value >= self.at_least
+        return value is not None and bool(is_at_least(value, self.at_least))
 
 
 @dataclass(frozen=True, config=STRICT)

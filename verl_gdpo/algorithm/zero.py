@@ -203,6 +203,11 @@ def is_outside(mean_G: Floats, low: float, high: float) -> Bools:
     return outside_G
 
 
+def is_at_least(value: Any, least: float) -> Any:
+    """Is a reward at least this high? 9 of 10 are 0.89999998 in float32, and six sixths below 1."""
+    return value >= least - 1e-6 * abs(least)
+
+
 def is_gain(gain: float, largest: float) -> bool:
     """Is a reward better than another by more than float32 leaves of numbers of this size?"""
     return gain > max(NO_SIGNAL, 1e-6 * largest)

@@ -3,8 +3,10 @@
 import pickle
 
 import pytest
+import torch
 
 from verl_gdpo.algorithm.settings import (
+    Condition,
     GdpoSettings,
     RewardTerm,
     SettingsError,
@@ -26,6 +28,15 @@ def test_a_schedule_is_linear_between_its_points(step, weight):
     terms = WeightedSum({"a": term, "b": RewardTerm(2.0), "c": RewardTerm(9.0)})
     total = terms.score({"a": 3.0, "b": 0.5, "c": None}, step)
     assert total == pytest.approx(3 * weight + 1.0)
+
+
+def test_a_condition_is_met_by_what_float32_holds_of_its_value():
+    # 9 of 10, as the mean of a tensor
+    passed = torch.tensor([1.0] * 9 + [0.0]).mean().item()
+    assert passed < 0.9
+    terms = WeightedSum({"short": RewardTerm(when=Condition("passed", 0.9))})
+    assert terms.score({"short": 1.0, "passed": passed}) == 1.0
+    assert terms.score({"short": 1.0, "passed": 0.8}) == 0.0
 
 
 def test_a_schedule_needs_the_step():

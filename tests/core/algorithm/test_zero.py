@@ -152,6 +152,19 @@ def test_means_outside_of_a_range():
     assert zero.is_outside(means, 0.0, 0.1).tolist() == outside
 
 
+@pytest.mark.parametrize("least", [1.0, 0.9, -3.0, 1e6])
+def test_a_value_that_float32_holds_meets_its_condition(least):
+    slack = 1e-6 * abs(least)
+    assert zero.is_at_least(float(np.float32(least)), least)
+    assert zero.is_at_least(least - 0.9 * slack, least)
+    assert not zero.is_at_least(least - 1.1 * slack, least)
+    assert not zero.is_at_least(np.nan, least)
+
+
+def test_a_condition_of_0_takes_nothing_below_0():
+    assert zero.is_at_least(0.0, 0.0) and not zero.is_at_least(-1e-9, 0.0)
+
+
 @pytest.mark.parametrize(("total", "may_miss"), [(0.0, 1e-5), (0.5, 1e-5), (-4e6, 40.0)])
 def test_a_score_that_is_the_sum(total, may_miss):
     scores = total + may_miss * np.array([-0.999, 0.999, -1.001, 1.001])

@@ -135,6 +135,18 @@ def test_a_step_and_its_dump(queue, tmp_path, entries, override, options):
     assert metrics["gdpo/judge/share"] + metrics["gdpo/right/share"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("criteria", [2, 6, 7, 22])
+def test_a_condition_on_all_criteria(entries, criteria):
+    """Six shares of 1/6 add up to less than 1."""
+    entries = [each.replace(", weight: 2.0", "").replace(", weight: 0.5", "") for each in entries]
+    entries[1] = entries[1].replace("rubric: criteria", "rubric: true")
+    when = "{weight: 1, when: {reward: judge, at_least: 1.0}}"
+    config = verl_config(*entries, f"++algorithm.gdpo.rewards={{right: {when}, judge: 0}}")
+    answer = {f"criterion {n}": 1 for n in range(criteria)}
+    assert score(config, answer, None)["score"] == 1.0
+    assert score(config, {**answer, "criterion 0": 0.99}, None)["score"] == 0.0
+
+
 def test_without_a_column_all_criteria_weigh_the_same(queue, tmp_path, entries, monkeypatch):
     entries[1] = entries[1].replace("rubric: criteria", "rubric: true")
     monkeypatch.setitem(WEIGHTS, "u", {"clear": 1, "short": 1})

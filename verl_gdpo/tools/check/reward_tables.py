@@ -11,7 +11,7 @@ from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.read_settings import REWARDS
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import ROLLOUT_FACTS, is_internal, may_be_meant, value_or_error
-from verl_gdpo.algorithm.zero import Floats
+from verl_gdpo.algorithm.zero import Floats, is_at_least
 from verl_gdpo.hooks.configuration import paid_failures, sums_first
 from verl_gdpo.scoring.function_list import owner_of
 from verl_gdpo.terminal import render
@@ -203,7 +203,7 @@ class RewardTables:
                 continue
             values_N = self.rewards.raw.values[term.when.reward][has_right_N]
             values = values_N[~np.isnan(values_N)]
-            if len(values) and values.max() < term.when.at_least:
+            if len(values) and not is_at_least(values.max(), term.when.at_least):
                 remarks.append(
                     f"{REWARDS}.{name}: no made-up response has {term.when.reward!r} of at least "
                     f"{term.when.at_least:g}, right ones included; the highest is "
