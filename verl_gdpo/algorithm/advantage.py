@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from verl_gdpo.algorithm import zero
-from verl_gdpo.algorithm.equation import as_tensor, compute_gdpo_scalars, spread_over_tokens
+from verl_gdpo.algorithm.equation import (
+    as_tensor,
+    compute_gdpo_scalars,
+    count_tokens,
+    spread_over_tokens,
+)
 from verl_gdpo.algorithm.given_rewards import Numbers, Present, Rewards, Weights, read_rewards
 from verl_gdpo.algorithm.settings import PAPER_EPS, unknown_option
 from verl_gdpo.algorithm.variants import Combine
@@ -106,7 +111,7 @@ def compute_gdpo_advantage(
     token_count_B = None
     if batch_norm == "token":
         # Only this option needs them, and the mask of a step has millions of tokens.
-        token_count_B = mask_BT.sum(dim=1)
+        token_count_B = count_tokens(mask_BT)
     scalars = compute_gdpo_scalars(
         given.values_BK,
         group_ids,

@@ -27,6 +27,10 @@ from verl_gdpo.algorithm.values import LARGEST
 from verl_gdpo.algorithm.variants import Combine, checked_sum
 from verl_gdpo.algorithm.zero import Ranges, group_max, group_min, group_sum
 
+# torch's sum first makes 8 bytes of each token. A step may have 65 million tokens, so that what is
+# counted or added over tokens is done for some rows (R) at a time.
+ROWS_AT_ONCE = 256
+
 
 def plain_gdpo(
     rewards_BK: Tensor, group_B: Tensor, weights_K: Tensor, eps: float = PAPER_EPS
@@ -211,6 +215,15 @@ def spread_over_tokens(A_B: Tensor, mask_BT: Tensor) -> Tensor:
     advantages_BT.copy_(mask_BT)
     advantages_BT.mul_(A_B.to(advantages_BT)[:, None])
     return advantages_BT
+
+
+@torch.no_grad()
+def count_tokens(mask_BT: Tensor) -> Tensor:
+    """Return how many tokens of each row the mask marks, (B,) int64, whatever number marks them."""
+    counts = []
+    for mask_RT in torch.split(mask_BT, ROWS_AT_ONCE):
+        counts.append((mask_RT != 0).sum(dim=1))
+    return torch.cat(counts)
 
 
 # --- the inputs of the steps ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from verl_gdpo.algorithm.conditions import paid_in_batch
-from verl_gdpo.algorithm.equation import GdpoScalars
+from verl_gdpo.algorithm.equation import ROWS_AT_ONCE, GdpoScalars, count_tokens
 from verl_gdpo.algorithm.failed_samples import drop_failed, refuse_failures
 from verl_gdpo.algorithm.matrix import RewardMatrix, rewards_among
 from verl_gdpo.algorithm.metrics import (
@@ -48,14 +48,23 @@ class TokenAdvantages:
 
         A row without trained tokens gets the advantage 0.
         """
-        is_trained_BT = tensors["response_mask"] != 0
-        trained_B = is_trained_BT.sum(dim=1)
-        # What stands at other tokens means nothing, and may be NaN.
-        advantages_BT = torch.where(is_trained_BT, tensors["advantages"], 0.0)
-        # A sum of thousands of tokens in float32 would lose digits.
-        total_B = advantages_BT.sum(dim=1, dtype=torch.float64)
+        trained_B = count_tokens(tensors["response_mask"])
+        total_B = _sum_over_trained(tensors["advantages"], tensors["response_mask"])
         advantage_B = total_B / trained_B.clamp(min=1)
         return cls(trained_B.cpu().numpy(), advantage_B.cpu().numpy())
+
+
+def _sum_over_trained(advantages_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the advantages over the trained tokens of each row, (B,) float64."""
+    totals = []
+    advantages = torch.split(advantages_BT, ROWS_AT_ONCE)
+    masks = torch.split(mask_BT, ROWS_AT_ONCE)
+    for advantages_RT, mask_RT in zip(advantages, masks, strict=True):
+        # What stands at other tokens means nothing, and may be NaN.
+        trained_RT = torch.where(mask_RT != 0, advantages_RT, 0.0)
+        # A sum of thousands of tokens in float32 would lose digits.
+        totals.append(trained_RT.sum(dim=1, dtype=torch.float64))
+    return torch.cat(totals)
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from verl_gdpo.algorithm.equation import spread_over_tokens
+from verl_gdpo.algorithm.equation import count_tokens, spread_over_tokens
 from verl_gdpo.algorithm.matrix import scalars_of
 from verl_gdpo.algorithm.metrics import small_ranges
 from verl_gdpo.algorithm.read_settings import read_settings
@@ -116,8 +116,7 @@ def _step_of_columns(columns: Mapping[str, Any], uids: Any, algorithm: Any) -> A
 
 def _trained_tokens(response_mask: torch.Tensor, rows: BatchRows) -> torch.Tensor:
     """Return the number of trained tokens of each session, in its last row; else 0."""
-    # A mask may hold other numbers than 1, and a token counts once whatever marks it.
-    trained_B = (response_mask != 0).sum(dim=1).cpu().numpy()
+    trained_B = count_tokens(response_mask).cpu().numpy()
     return torch.from_numpy(rows.over_sessions(trained_B))
 
 

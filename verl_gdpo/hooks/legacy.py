@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_gdpo.algorithm.equation import count_tokens
 from verl_gdpo.algorithm.read_settings import read_settings
 from verl_gdpo.algorithm.rows import ABSENT, BatchRows, RowKey, columns_of
 from verl_gdpo.algorithm.settings import WHERE, GdpoSettings
@@ -294,7 +295,7 @@ def response_lengths(tensors: Any) -> list[int]:
     # The response mask leaves out the answers of tools, and the attention mask has the prompt too.
     if "attention_mask" in tensors:
         mask_BT = tensors["attention_mask"][:, -mask_BT.shape[1] :]
-    lengths: list[int] = (mask_BT != 0).sum(dim=1).tolist()
+    lengths: list[int] = count_tokens(mask_BT).tolist()
     return lengths
 
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import Condition, GdpoSettings, RewardTerm
 from verl_gdpo.algorithm.values import RewardError
-from verl_gdpo.hooks import advantage_step, configuration
+from verl_gdpo.hooks import advantage_step, configuration, estimator, legacy
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages, current_step
 
 
@@ -79,6 +80,46 @@ def test_a_token_counts_once_whatever_marks_it():
     assert outcome.trained_B.tolist() == [3, 3, 0]
     # the mean over the tokens that are trained; 0 where none is
     assert outcome.advantage_B.tolist() == [0.5, 2.0, 0.0]
+
+
+class LargestResult(TorchDispatchMode):
+    """The bytes of the largest tensor that an operation makes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        # A view of the batch takes no memory.
+        if isinstance(result, torch.Tensor) and "split" not in str(func):
+            self.bytes = max(self.bytes, result.nbytes)
+        return result
+
+
+def counts_of_token_norm(mask, advantages):
+    """What the estimator counts under batch_norm=token."""
+    rows = BatchRows.from_columns({"a": [0.0] * len(mask)}, ["u"] * len(mask))
+    return estimator._trained_tokens(mask, rows)
+
+
+def counts_of_step(mask, advantages):
+    return TokenAdvantages.of({"advantages": advantages, "response_mask": mask}).trained_B
+
+
+def counts_of_legacy(mask, advantages):
+    return legacy.response_lengths({"response_mask": mask})
+
+
+@pytest.mark.parametrize("count", [counts_of_step, counts_of_token_norm, counts_of_legacy])
+def test_tokens_are_counted_without_a_copy_of_the_batch(count):
+    # a step of 8,192 samples of 8,000 tokens has 65 million of them
+    mask = torch.ones(4096, 40, dtype=torch.long)
+    mask[:, 30:] = 0
+    advantages = mask * 0.5
+    with LargestResult() as largest:
+        counts = count(mask, advantages)
+    assert list(counts) == [30] * 4096
+    # not even a byte for each token, beside the numbers of the rows
+    assert largest.bytes < mask.numel() / 2
 
 
 def test_a_trainer_that_computes_advantages_otherwise_is_told():
