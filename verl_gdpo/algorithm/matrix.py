@@ -57,7 +57,9 @@ class RawRewards:
             criteria = rows.columns.get(f"{RUBRIC_KEY}{name}")
             if criteria is not None:
                 of_samples = [criteria[row] for row in samples]
-                rubrics[name] = Rubric.of(of_samples, settings.rubric_weights)
+                rubric = Rubric.of(of_samples, settings.rubric_weights)
+                uids = [rows.keys[row].uid for row in samples]
+                rubrics[name] = rubric.with_weights_of_prompts(uids)
                 # In a replay, other settings may divide the weights than when the row was scored.
                 values[name] = rubrics[name].score_N
             if name in settings.bounds:

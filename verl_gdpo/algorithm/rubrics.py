@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_gdpo.algorithm.rows import BatchRows
+from verl_gdpo.algorithm.rows import ABSENT, BatchRows
 from verl_gdpo.algorithm.values import RUBRIC_KEY, RewardError, as_text, value_or_error
 from verl_gdpo.algorithm.zero import Bools, Floats
 
@@ -48,6 +48,25 @@ class Rubric(NamedTuple):
             # Without criteria, all weights and their sum are 0.
             weights_NJ = weights_NJ / np.where(total_N1 > 0, total_N1, 1.0)
         return cls(values_NJ, weights_NJ)
+
+    def with_weights_of_prompts(self, prompts: Sequence[str]) -> "Rubric":
+        """Return it with the weights of a prompt also for its samples without criteria.
+
+        Their values stay missing. Where rewards are summed, a missing value is 0, and the mean of
+        the group is subtracted from it with the weight that the group has.
+
+        Args:
+            prompts: of each sample.
+        """
+        has_criteria_N = self.weights_NJ.any(axis=1)
+        first_of: dict[str, int] = {}  # {prompt: its first sample with criteria}
+        for sample in np.flatnonzero(has_criteria_N).tolist():
+            first_of.setdefault(prompts[sample], sample)
+        weights_NJ = self.weights_NJ.copy()
+        for sample in np.flatnonzero(~has_criteria_N).tolist():
+            if prompts[sample] in first_of:
+                weights_NJ[sample] = weights_NJ[first_of[prompts[sample]]]
+        return Rubric(self.values_NJ, weights_NJ)
 
     @property
     def score_N(self) -> Floats:
@@ -103,10 +122,32 @@ def criteria_of(values: Any, weights: Any) -> dict[str, list[float | None]]:
 
 
 def check_rubrics(rows: BatchRows) -> None:
-    """Raise RewardError if samples of a prompt have other criteria, or other weights of them."""
-    for name, column in rows.columns.items():
-        if name.startswith(RUBRIC_KEY):
-            _check_rubric(name.removeprefix(RUBRIC_KEY), column, rows)
+    """Raise RewardError if samples of a prompt have other criteria, or other weights of them.
+
+    Also if a sample has a value of a rubric without criteria, of which nothing would be normalised.
+    """
+    for key, column in rows.columns.items():
+        if key.startswith(RUBRIC_KEY):
+            name = key.removeprefix(RUBRIC_KEY)
+            _check_values(name, column, rows)
+            _check_rubric(name, column, rows)
+
+
+def _check_values(name: str, column: Sequence[Any], rows: BatchRows) -> None:
+    """Raise RewardError for a value of this rubric without criteria.
+
+    Args:
+        column: {criterion: [value, weight]} of each row.
+    """
+    for row in rows.samples:
+        value = rows.columns[name][row]
+        if isinstance(column[row], Mapping) or value is None or value is ABSENT:
+            continue
+        raise RewardError(
+            f"{rows.label(row)}: {name!r} is {value!r}, without the criteria that a rubric has for "
+            "each sample. An agent loop that sets reward_score cannot return them: let it leave "
+            "reward_score to the reward manager, or give its reward another name"
+        )
 
 
 def _check_rubric(name: str, column: Sequence[Any], rows: BatchRows) -> None:

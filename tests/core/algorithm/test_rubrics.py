@@ -4,12 +4,13 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import oracle
 import pytest
 
 from verl_gdpo.algorithm import zero
 from verl_gdpo.algorithm.equation import compute_gdpo_scalars
 from verl_gdpo.algorithm.group_filter import classify_groups
-from verl_gdpo.algorithm.matrix import RewardMatrix
+from verl_gdpo.algorithm.matrix import RewardMatrix, scalars_of
 from verl_gdpo.algorithm.metrics import batch_metrics
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.rubrics import check_rubrics, criteria_of
@@ -136,3 +137,34 @@ def test_the_share_of_prompts_with_ten_criteria_beside_those_with_two(correlatio
         weights = is_there / count if how == "divided" else is_there * 1.0
         A_B = compute_gdpo_scalars(values, groups, weights=weights).A_B.numpy()
         assert (A_B[:8000] ** 2).sum() / (A_B**2).sum() == pytest.approx(expected, abs=0.01)
+
+
+def rows_of(infos):
+    keys = [f"u_{n}_0" for n in range(len(infos))]
+    return BatchRows.from_keys(keys, infos, ["d"] * len(infos), [False] * len(infos))
+
+
+def info_of(first, second):
+    return {"q": None, KEY: criteria_of({"a": first, "b": second}, {"a": 3, "b": 1})}
+
+
+def test_a_sample_without_criteria_is_a_0_in_the_sum_of_rewards():
+    """GRPO knows no missing reward. Its function failed, under `on_error: missing`."""
+    rows = rows_of([info_of(1.0, 0.0), info_of(1.0, 1.0), info_of(0.0, 1.0), {"q": None}])
+    settings = GdpoSettings(group_norm="summed", batch_norm="none")
+    rewards = RewardMatrix.of(rows, settings)
+    S_B = scalars_of(rewards, rows.counted_B, rows.uids, settings).S_B
+    sums = [[0.75], [1.0], [0.25], [0.0]]
+    options = {"group_norm": "summed", "batch_norm": "none"}
+    assert S_B.tolist() == pytest.approx(oracle.gdpo(sums, [*"uuuu"], **options))
+    # GDPO leaves it out.
+    S_B = scalars_of(rewards, rows.counted_B, rows.uids, GdpoSettings(batch_norm="none")).S_B
+    assert S_B[3] == 0 and S_B[:3].sum() == pytest.approx(0)
+
+
+def test_a_value_without_criteria_is_not_lost():
+    """An agent loop that sets scores itself cannot return criteria."""
+    rows = rows_of([info_of(1.0, 0.0), info_of(1.0, 1.0), {"q": 0.5}])
+    message = "u_2_0: 'q' is 0.5, without the criteria that a rubric has for each sample"
+    with pytest.raises(RewardError, match=message):
+        RewardMatrix.of(rows, GdpoSettings())
