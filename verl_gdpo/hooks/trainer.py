@@ -4,8 +4,9 @@ Relies on verl 0.9:
 - `PPOTrainer(config)`, which makes the replay buffer;
 - `PPOTrainer._setup`, which makes everything that a trainer needs before its first step;
 - the methods in the table of `plugin.py`, and the tag `response_len`;
-- `compute_advantage_for_multi_trajectories(data, ...)` of `v1.utils`, which returns `data` with the
-  tensors `advantages` and `response_mask` of all rows, in the order of the batch.
+- `compute_advantage_for_multi_trajectories(data, batch_keys, adv_estimator, ...)` of `v1.utils`,
+  which returns `data` with the tensors `advantages`, `returns` and `response_mask` of all rows, in
+  the order of the batch; and `DataProto.select_idxs(rows)`.
 V1 and legacy trainers both have:
 - `config`, `global_steps`, `tokenizer`, `train_dataset` and `val_dataset`;
 - `_dump_generations(reward_extra_infos_dict, ...)`;
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 import verl
 from omegaconf import OmegaConf
 
@@ -39,6 +41,7 @@ from verl_gdpo.algorithm.values import (
     as_json,
     as_numbers_or_text,
 )
+from verl_gdpo.algorithm.zero import Ints
 from verl_gdpo.hooks import net
 from verl_gdpo.hooks.advantage_step import AdvantageStep, TokenAdvantages, current_step
 from verl_gdpo.hooks.before_training import (
@@ -396,12 +399,27 @@ def compute_and_note(call: Call) -> Any:
         net.refuse_v1_without_step()
         return call.hand_on()
     is_padding_B = step.rows.is_padding_B
-    if is_padding_B.any():
-        # verl's estimators look at all rows of a group, so each dropped row becomes one of its own.
-        columns = call["data"].non_tensor_batch
-        columns["uid"] = np.where(is_padding_B, step.keys, columns["uid"])
-    data = call.hand_on()
+    # Our estimator knows which rows are samples. verl's own look at all rows of a batch or group.
+    if is_padding_B.any() and call["adv_estimator"] != "gdpo":
+        data = _of_samples_alone(call, np.flatnonzero(~is_padding_B))
+    else:
+        data = call.hand_on()
     step.advantages = TokenAdvantages.of(data.batch)
+    return data
+
+
+def _of_samples_alone(call: Call, samples: Ints) -> Any:
+    """Let verl compute the advantages of these rows without the others, which get 0."""
+    data = call["data"]
+    keys = call["batch_keys"]
+    keys_of_samples = [keys[row] for row in samples]
+    on_samples = call.changed(data=data.select_idxs(samples), batch_keys=keys_of_samples)
+    left = on_samples.hand_on()
+    for name in ("advantages", "returns"):
+        of_samples = left.batch[name]
+        of_all = of_samples.new_zeros((len(data), *of_samples.shape[1:]))
+        of_all[torch.from_numpy(samples)] = of_samples
+        data.batch[name] = of_all
     return data
 
 
