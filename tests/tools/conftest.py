@@ -9,6 +9,8 @@ from rows_for_check import COMMAND, arguments_of, write_check_data
 from verl_gdpo.tools import compose
 from verl_gdpo.tools.check import main
 
+UNTESTED = "verl-gdpo: gdpo was not tested with this verl"
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -28,9 +30,12 @@ def checks(monkeypatch, capfd):
     def run(*arguments):
         code = main(arguments)
         printed = capfd.readouterr()
-        assert (code == 0) == (printed.err == "") == ("check: no problem found" in printed.out)
-        assert "Traceback" not in printed.err
-        return code, printed.out, printed.err
+        lines = printed.err.splitlines(keepends=True)
+        # `nox -s verl` runs these tests on another verl.
+        problems = "".join(line for line in lines if not line.startswith(UNTESTED))
+        assert (code == 0) == (problems == "") == ("check: no problem found" in printed.out)
+        assert "Traceback" not in problems
+        return code, printed.out, problems
 
     return run
 
