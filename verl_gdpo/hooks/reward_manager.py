@@ -47,6 +47,7 @@ from verl_gdpo.scoring.function_list import (
     KEY,
     OF_GROUP,
     OF_RESPONSE,
+    OF_STEP,
     algorithm_of,
     entries_of,
     is_asked,
@@ -61,18 +62,23 @@ from verl_gdpo.scoring.response import (
     PARTS,
     Response,
     ResponseReader,
-    arguments_for,
     parts_taken_by,
     runs_of,
     thought_tags,
 )
-from verl_gdpo.scoring.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
+from verl_gdpo.scoring.reward_functions import (
+    ROUTER,
+    ListedFunction,
+    reward_functions,
+    score_with,
+)
 from verl_gdpo.scoring.scorer_calls import (
     NoAnswerError,
     Rows,
     SlowScoring,
     answer_of,
     call,
+    call_of_task,
     describe,
     in_own_task,
     label_of,
@@ -83,7 +89,7 @@ from verl_gdpo.tasks import TASK_BY_SOURCE, Task, options_for
 logger = logging.getLogger(__name__)
 
 # What a row has that verl's own managers hand to no function.
-NOT_OF_VERL = (*PARTS, "prompt", OF_RESPONSE)
+NOT_OF_VERL = (*PARTS, "prompt", OF_RESPONSE, OF_STEP)
 
 
 class _Source(NamedTuple):
@@ -256,6 +262,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             "extra_info": self._extra_info(fields, length, response.generated_tokens),
             "prompt": prompt,
             OF_RESPONSE: response,
+            OF_STEP: fields.get("global_steps"),
             **self.router_kwargs,
         }
 
@@ -288,8 +295,7 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         source = self._source(row["data_source"])
         # Where the user has functions, `_source` gives no row to a task.
         if source.task is not None:
-            step = fields.get("global_steps")
-            return await self._score_by_task(source.task, source.options, row, step, label)
+            return await self._score_by_task(source.task, source.options, row, label)
         if self.functions:
             return await self._score_by_list(row, fields, group, place, label)
         return await self._score_by_function(row, label)
@@ -299,27 +305,15 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
         task: Task,
         options: Mapping[str, Any],
         row: Mapping[str, Any],
-        step: int | None,
         label: str,
     ) -> Any:
         """Score a row by our scorer for its data source, and log what the scorer notes."""
+        score = call_of_task(task, row, options)
         notes = None
-        keywords = {}
         # Each call has notes of its own, because many calls of a scorer run at once.
         if task.notes is not None:
             notes = task.notes()
-            keywords["notes"] = notes
-        text, told = arguments_for(task, row[OF_RESPONSE])
-        score = functools.partial(
-            task.score,
-            text,
-            row["ground_truth"],
-            response_tokens=row["extra_info"]["response_tokens"],
-            step=step,
-            **told,
-            **options,
-            **keywords,
-        )
+            score = functools.partial(score, notes=notes)
         threads = self._threads_of(f"task {task.name}", task)
         result = await self._run(label, threads, score, self.unlimited)
         if notes is None:

@@ -50,6 +50,8 @@ PLURAL = {
 OF_GROUP = "verl_gdpo_group"
 # What functions may take of a row has the `Response` under this name, for the tasks of the list.
 OF_RESPONSE = "verl_gdpo_response"
+# And the training step, None where nobody has said it.
+OF_STEP = "verl_gdpo_step"
 
 
 def entries_of(config: Any) -> dict[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from verl_gdpo.scoring.function_list import (
     NUMBER,
     OF_GROUP,
     OF_RESPONSE,
+    OF_STEP,
     PLURAL,
     RESERVED,
     check_entries,
@@ -39,9 +40,9 @@ from verl_gdpo.scoring.function_list import (
 from verl_gdpo.scoring.judge import Judge
 from verl_gdpo.scoring.limits import AllStuckError
 from verl_gdpo.scoring.own_copy import own_copy
-from verl_gdpo.scoring.response import PARTS, arguments_for
+from verl_gdpo.scoring.response import PARTS
 from verl_gdpo.scoring.reward_file import load
-from verl_gdpo.scoring.scorer_calls import FunctionFailed
+from verl_gdpo.scoring.scorer_calls import FunctionFailed, call_of_task
 from verl_gdpo.scoring.signatures import keywords_of, taken_arguments
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ ROUTER = ("reward_router_address", "reward_model_tokenizer")
 # We add thought and answer, the messages, and what awaits a request within the limits.
 OURS = (*PARTS, "prompt", "within_limits")
 # A function with `**kwargs` may hand them on, so it gets none of ours, alone or of a group.
-NOT_OF_VERL = {*OURS, OF_GROUP, OF_RESPONSE}
+NOT_OF_VERL = {*OURS, OF_GROUP, OF_RESPONSE, OF_STEP}
 NOT_OF_VERL.update(PLURAL[name] for name in PARTS)
 RESERVED_TEXT = ", ".join(RESERVED)
 
@@ -135,12 +136,8 @@ class ListedFunction:
         """
         if "task" in self.entry:
             task = task_of_entry(f"{KEY}.{self.name}", self.entry)
-            text, taken = arguments_for(task, row[OF_RESPONSE])
-            taken["response"] = text
-            taken["ground_truth"] = row["ground_truth"]
-            taken["response_tokens"] = row["extra_info"]["response_tokens"]
-        else:
-            taken = taken_arguments(self.function, row, if_named=NOT_OF_VERL)
+            return call_of_task(task, row, own_copy(dict(self.options)))
+        taken = taken_arguments(self.function, row, if_named=NOT_OF_VERL)
         # An option stands in the place of an argument with its name.
         arguments = own_copy({**taken, **self.options})
         return functools.partial(self.function, **arguments)

@@ -6,6 +6,7 @@ A function that compares the samples of a group is called once for all of them.
 import asyncio
 import builtins
 import concurrent.futures
+import functools
 import logging
 import threading
 import time
@@ -18,7 +19,9 @@ from typing import Any, TypeVar
 
 import verl_gdpo
 from verl_gdpo.algorithm.values import as_text
-from verl_gdpo.scoring.function_list import KEY, OF_RESPONSE, PLURAL
+from verl_gdpo.scoring.function_list import KEY, OF_RESPONSE, OF_STEP, PLURAL
+from verl_gdpo.scoring.response import arguments_for
+from verl_gdpo.tasks import Task
 from verl_gdpo.terminal import OF_PYTHON, line_of_code
 
 logger = logging.getLogger(__name__)
@@ -76,6 +79,28 @@ def call(function: Callable[..., T], *args: Any) -> T:
     """Call a scorer's function; see `_contained`."""
     with _contained():
         return function(*args)
+
+
+def call_of_task(
+    task: Task, row: Mapping[str, Any], options: Mapping[str, Any]
+) -> functools.partial[Any]:
+    """Return the call of a task's scorer for a row, alone or in a list.
+
+    Args:
+        row: all that a function may take.
+        options: of the scorer.
+    """
+    text, told = arguments_for(task, row[OF_RESPONSE])
+    # The first two go by position: a scorer may name them as it likes.
+    return functools.partial(
+        task.score,
+        text,
+        row["ground_truth"],
+        response_tokens=row["extra_info"]["response_tokens"],
+        step=row[OF_STEP],
+        **told,
+        **options,
+    )
 
 
 def in_own_task(scoring: Callable[[], Awaitable[T]]) -> "asyncio.Task[T]":

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 import yaml
+from added_task import add_task
 from listed_functions import PAGE, config_of, manager_of, score, written
 from omegaconf import OmegaConf
 from reward_rows import GOLD, Tokenizer, row_of, scored
@@ -25,6 +26,7 @@ from verl_gdpo.scoring.function_list import (
     OF_GROUP,
     refuse_without_v1,
 )
+from verl_gdpo.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("event_loop")
 
@@ -246,6 +248,22 @@ def test_a_task_of_the_list_scores_as_its_record_says():
     thought = scored(manager, "old old old </think> new", truth, prompt="<think>")
     info = thought["reward_extra_info"]
     assert (info["c__keyword"], info["c__words"]) == (0.0, 1.0)
+
+
+def test_a_task_of_the_list_is_told_what_it_is_told_alone(monkeypatch):
+    """Its scorer may name the response and the ground truth as it likes."""
+    told = []
+
+    def hears(text, truth, *, response_tokens=None, step=None, limit=1):
+        told.append((text, truth, response_tokens, step, limit))
+        return {"r": 1.0}
+
+    bounds = {"r": (0.0, 1.0)}
+    task = add_task(monkeypatch, "echo", hears, bounds=lambda limit=1: bounds)
+    monkeypatch.setitem(TASKS, "echo", task)
+    manager = manager_of(config_of({"e": {"task": "echo", "limit": 5}}))
+    assert scored(manager, "a", "b", "echo", global_steps=7)["reward_score"] == 1.0
+    assert told == [("a", "b", 2, 7, 5)]
 
 
 # --- names of rewards -----------------------------------------------------------------------------
