@@ -98,11 +98,25 @@ class ListedFunction:
         # A function of a group is called once for all rows, and each row takes its own result.
         if self.entry["group"]:
             result = await row[OF_GROUP](self, run)
+        elif "task" in self.entry:
+            return await self._rewards_of_task(run, row)
         else:
             result = await run(self, self.call(row))
         if self.entry["rubric"]:
             return self._criteria(result, row["extra_info"])
         return self.named(result)
+
+    async def _rewards_of_task(self, run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rewards of a task, and under `NOTES_KEY` what its scorer notes."""
+        task = task_of_entry(f"{KEY}.{self.name}", self.entry)
+        score = call_of_task(task, row, own_copy(dict(self.options)))
+        if task.notes is None:
+            return self.named(await run(self, score))
+        notes = task.notes()
+        result = await run(self, functools.partial(score, notes=notes))
+        # Two entries may have one task, and the name comes last, as in `failed_NAME`.
+        noted = {f"{note}_{self.name}": number for note, number in notes.numbers().items()}
+        return {**self.named(result), NOTES_KEY: noted}
 
     def _criteria(self, result: Result, extra_info: Mapping[str, Any]) -> dict[str, Any]:
         """Return the criteria of a rubric, of which the manager makes the reward."""
@@ -134,9 +148,6 @@ class ListedFunction:
         A function may change what it gets. So each call has its own copy of the row and of the
         entry's options.
         """
-        if "task" in self.entry:
-            task = task_of_entry(f"{KEY}.{self.name}", self.entry)
-            return call_of_task(task, row, own_copy(dict(self.options)))
         taken = taken_arguments(self.function, row, if_named=NOT_OF_VERL)
         # An option stands in the place of an argument with its name.
         arguments = own_copy({**taken, **self.options})
@@ -379,7 +390,7 @@ async def score_with(
     """Return the rewards of a row by all functions of its data source, which run side by side.
 
     A reward that another source alone has is None. Of functions that may fail, it also has notes
-    which of them did, and whether the sample is dropped.
+    which of them did, and whether the sample is dropped; of tasks, what their scorers note.
 
     Raises:
         ValueError: two functions return one name, or none scores the source.
@@ -402,6 +413,7 @@ async def score_with(
             notes[f"{FAILED}{each.name}"] = 1.0
             if each.entry["on_error"] == "drop":
                 notes[DROPPED] = 1.0
+        notes.update(named.pop(NOTES_KEY, {}))
         # The later one would silently stand in the place of the other.
         twice = sorted(named.keys() & rewards.keys())
         if twice:
@@ -413,9 +425,9 @@ async def score_with(
 
 
 def _notes_without_failure(listed: Sequence[ListedFunction]) -> dict[str, float]:
-    """Return the notes of a row on which no function fails; empty if each failure ends the run.
+    """Return the notes of failures of a row without any; empty if each failure ends the run.
 
-    All rows have the same notes, because the metrics are their means.
+    All rows have the same of them, because the metrics are their means.
     """
     notes = {}
     for each in listed:

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from reward_rows import GOLD, Tokenizer, row_of, scored
 from verl import DataProto
 
+from verl_gdpo.algorithm.metrics import scoring_metrics
 from verl_gdpo.algorithm.rows import BatchRows
 from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.algorithm.values import ERROR_KEY, NOTES_KEY, RewardError
@@ -27,6 +28,7 @@ from verl_gdpo.scoring.function_list import (
     refuse_without_v1,
 )
 from verl_gdpo.tasks import TASKS
+from verl_gdpo.tasks.tool_rl.call_formats import REASONS
 
 pytestmark = pytest.mark.usefixtures("event_loop")
 
@@ -68,7 +70,8 @@ def test_a_task_of_ours_is_a_function_too():
     gold = '<think> a </think>\n<tool_call>\n{"name": "f", "parameters": {"x": 1}}\n</tool_call>'
     result = score(config_of({"rlla": {"task": "tool_rl"}}), response=gold, truth=gold)
     rewards = {"rlla__format": 1.0, "rlla__correctness": 3.0}
-    assert result["reward_extra_info"] == {**rewards, "score": 4.0}
+    notes = {f"{reason}_rlla": 0.0 for reason in REASONS}
+    assert result["reward_extra_info"] == {**rewards, "score": 4.0, NOTES_KEY: notes}
 
 
 def test_functions_run_side_by_side(file, monkeypatch):
@@ -264,6 +267,25 @@ def test_a_task_of_the_list_is_told_what_it_is_told_alone(monkeypatch):
     manager = manager_of(config_of({"e": {"task": "echo", "limit": 5}}))
     assert scored(manager, "a", "b", "echo", global_steps=7)["reward_score"] == 1.0
     assert told == [("a", "b", 2, 7, 5)]
+
+
+def test_what_the_tasks_of_the_list_note_is_logged_under_their_names():
+    """Two entries may have one task, and a name may look like the note of a failure."""
+    entries = {
+        "failed_": {"task": "tool_rl", "on_error": "drop"},
+        "own": {"task": "tool_rl", "call_format": "hermes"},
+        "words": {"task": "constraints", "sources": ["other"]},
+    }
+    info = score(config_of(entries), response=GOLD, truth=GOLD)["reward_extra_info"]
+    notes = {"failed_failed_": 0.0, "dropped": 0.0}
+    notes.update({f"{reason}_failed_": 0.0 for reason in REASONS})
+    notes.update({f"{reason}_own": 0.0 for reason in REASONS})
+    assert info[NOTES_KEY] == {**notes, "call_incomplete_own": 1.0}
+    rows = BatchRows.from_keys(["u_0_0"], [info], ["s"], [False])
+    step = AdvantageStep(GdpoSettings(), rows)
+    step.check("gdpo")
+    assert scoring_metrics(step.rows)["gdpo/scoring/call_incomplete_own"] == 1.0
+    assert NOTES_KEY not in step.rewards.weights
 
 
 # --- names of rewards -----------------------------------------------------------------------------
