@@ -20,7 +20,7 @@ from saved_checkpoint import save_checkpoint
 from tool_rows import tool_row
 from transformers import PreTrainedTokenizerFast
 
-from verl_gdpo.tasks import TASK_BY_SOURCE
+from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
 from verl_gdpo.tools.check import main
 from verl_gdpo.tools.check.made_up_responses import make_responses
 from verl_gdpo.tools.data import main as prepare
@@ -703,4 +703,29 @@ def test_what_the_machine_cannot_give_to_a_scorer(check, monkeypatch):
 
     found(nothing_works)
     code, _, messages = check()
+    assert code == 1 and messages_of(messages) == ["no sandbox works here"]
+
+
+@pytest.mark.slow
+def test_what_the_machine_cannot_give_to_a_task_of_the_list(check, monkeypatch):
+    def found(missing):
+        monkeypatch.setitem(TASKS, "tool_rl", replace(TASKS["tool_rl"], missing=missing))
+
+    found(lambda **options: [f"there is no moon {options}"])
+    entries = "+reward.reward_functions={form: {task: tool_rl, %s, weight: 1.0}}"
+    code, said, _ = check(entries % "max_correctness: 1")
+    assert code == 0
+    assert "reward.reward_functions.form: there is no moon {'max_correctness': 1}" in said
+    code, said, messages = check(entries % "max_corectness: 1")
+    assert code == 1 and "moon" not in said
+    assert [text for text in messages_of(messages) if "max_corectness" in text] == [
+        "reward.reward_functions.form.max_corectness: task tool_rl does not take it; did you mean "
+        "'max_correctness'?"
+    ]
+
+    def nothing_works(**_):
+        raise OSError("no sandbox works here")
+
+    found(nothing_works)
+    code, _, messages = check(entries % "max_correctness: 1")
     assert code == 1 and messages_of(messages) == ["no sandbox works here"]

@@ -53,6 +53,7 @@ from verl_gdpo.scoring.function_list import (
     is_asked,
     is_limited,
     task_of_entry,
+    tasks_that_score,
     tells_validation_apart,
     validation_settings,
 )
@@ -174,11 +175,14 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
     def cannot_score(self, sources: Iterable[str]) -> str:
         """Why this machine cannot score rows of these data sources; "" if it can."""
         try:
+            # It returns remarks, which `check` shows. Here only what it raises counts.
             for name in sources:
                 source = self._source(name)
-                # It returns remarks, which `check` shows. Here only what it raises counts.
                 if source.task is not None:
                     source.task.missing(**source.options)
+            if self.is_custom:
+                for listed in tasks_that_score(self.config, sources):
+                    listed.task.missing(**listed.options)
         except (OSError, ValueError) as error:
             return str(error)
         return ""

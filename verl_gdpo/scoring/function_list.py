@@ -6,7 +6,7 @@ The functions themselves are in `reward_functions.py`.
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -199,6 +199,29 @@ def task_of_entry(where: str, entry: Mapping[str, Any]) -> Task:
         if option not in taken:
             raise ValueError(f"{where}.{option}: task {name} does not take it{hint(option, taken)}")
     return task
+
+
+class ListedTask(NamedTuple):
+    """A task of the list, with the options of its entry."""
+
+    name: str
+    task: Task
+    options: Mapping[str, Any]
+
+
+def tasks_that_score(config: Any, sources: Iterable[str]) -> list[ListedTask]:
+    """Return the tasks of the list that score rows of some of these data sources.
+
+    Raises:
+        ValueError: see `task_of_entry`.
+    """
+    sources = list(sources)
+    scoring = []
+    for name, entry in entries_of(config).items():
+        if "task" in entry and any(scores_source(entry, source) for source in sources):
+            task = task_of_entry(f"{KEY}.{name}", entry)
+            scoring.append(ListedTask(name, task, options_of_entry(entry)))
+    return scoring
 
 
 def names_of_entry(name: str, entry: Mapping[str, Any]) -> list[str] | None:

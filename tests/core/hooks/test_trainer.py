@@ -12,8 +12,9 @@ import ray
 from added_task import add_task
 from composed_recipes import composed
 from datasets import Dataset
+from listed_functions import manager_of
 from omegaconf import OmegaConf
-from run_config import run_config
+from run_config import listed, run_config
 from stand_in import stand_in
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer, trainer_base, utils
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
@@ -32,7 +33,7 @@ from verl_gdpo.hooks.before_training import check_reward_workers
 from verl_gdpo.hooks.extend import extend_instance, record_of
 from verl_gdpo.hooks.reward_manager import GdpoRewardManager
 from verl_gdpo.hooks.trainer import TrainerRecord
-from verl_gdpo.tasks import TASK_BY_SOURCE
+from verl_gdpo.tasks import TASK_BY_SOURCE, TASKS
 
 
 def test_the_table_in_docs_has_verls_trainers():
@@ -159,7 +160,7 @@ class Worker:
 def test_a_node_without_the_package_is_named(monkeypatch):
     monkeypatch.setattr("ray.get", list)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
-    of_ours = type("Mine", (GdpoRewardManager,), {})
+    of_ours = type("Mine", (GdpoRewardManager,), {"is_custom": False})
     check_reward_workers([Worker(object.__new__(of_ours))], ())
     with pytest.raises(RuntimeError, match=r"nodes \['10.0.0.7'\] .* Install verl-gdpo=="):
         check_reward_workers([Worker(object.__new__(of_ours)), Worker(None)], ())
@@ -197,6 +198,21 @@ def test_a_node_that_cannot_score_the_rows_is_named(monkeypatch):
     check_reward_workers([Worker(manager)], {"rlla", "of a user"})
     with pytest.raises(RuntimeError, match=r"on node 10.0.0.7: no sandbox works here"):
         check_reward_workers([Worker(manager)], {"rlla", "verl_gdpo/coding"})
+
+
+@pytest.mark.usefixtures("event_loop")
+def test_a_node_that_cannot_score_a_task_of_the_list_is_named(monkeypatch):
+    def refuse(**options):
+        raise OSError(f"no sandbox works here {options}")
+
+    monkeypatch.setattr("ray.get", list)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
+    monkeypatch.setitem(TASKS, "coding", replace(TASKS["coding"], missing=refuse))
+    entry = {"task": "coding", "sources": ["programs"], "seconds": 2, "weight": 1.0}
+    manager = manager_of(listed({"code": entry}))
+    check_reward_workers([Worker(manager)], {"rlla"})
+    with pytest.raises(RuntimeError, match=r"10.0.0.7: no sandbox works here {'seconds': 2}"):
+        check_reward_workers([Worker(manager)], {"rlla", "programs"})
 
 
 def test_a_reward_worker_that_cannot_answer(monkeypatch):

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ from requests.utils import get_netrc_auth
 
 import verl_gdpo
 from verl_gdpo.hooks.configuration import has_own_scorer
-from verl_gdpo.tasks import TASK_BY_SOURCE, options_for
+from verl_gdpo.scoring.function_list import KEY, tasks_that_score
+from verl_gdpo.tasks import TASK_BY_SOURCE, Task, TaskError, options_for
 from verl_gdpo.tools.check.verl_questions import VERSION, import_parts
 from verl_gdpo.tools.run import ray_folders
 from verl_gdpo.tools.run.checkpoints import step_of, whole_checkpoint
@@ -223,17 +224,49 @@ def what_scorers_miss(config: Any, sources: Iterable[str]) -> Lacks:
     """Ask our scorers of these data sources what they cannot have here."""
     lacks = Lacks([], [])
     if has_own_scorer(config):
-        return lacks
-    options = dict(config.reward.get("reward_kwargs") or {})
-    tasks = {TASK_BY_SOURCE[source].name: source for source in sources if source in TASK_BY_SOURCE}
-    for name, source in tasks.items():
+        tasks = _listed_tasks(config, sources)
+    else:
+        tasks = _tasks_of_rows(config, sources)
+    for label, task, options in tasks:
         try:
-            missing = TASK_BY_SOURCE[source].missing(**options_for(source, options))
+            missing = task.missing(**options)
         except OSError as error:
             lacks.problems.append(str(error))
             continue
-        lacks.warnings.extend(f"task {name}: {lack}" for lack in missing)
+        lacks.warnings.extend(f"{label}: {lack}" for lack in missing)
     return lacks
+
+
+class AskedTask(NamedTuple):
+    """A task that scores rows of the run, with its label for messages and its options."""
+
+    label: str
+    task: Task
+    options: Mapping[str, Any]
+
+
+def _tasks_of_rows(config: Any, sources: Iterable[str]) -> list[AskedTask]:
+    """Return the tasks of these data sources."""
+    options = dict(config.reward.get("reward_kwargs") or {})
+    # Several data sources may have one task, which is asked once.
+    tasks = {}
+    for source in sources:
+        if source in TASK_BY_SOURCE:
+            task = TASK_BY_SOURCE[source]
+            tasks[task.name] = AskedTask(f"task {task.name}", task, options_for(source, options))
+    return list(tasks.values())
+
+
+def _listed_tasks(config: Any, sources: Iterable[str]) -> list[AskedTask]:
+    """Return the tasks in the user's list of reward functions that score these data sources."""
+    try:
+        listed = tasks_that_score(config, sources)
+    except TaskError:
+        raise
+    except ValueError:
+        # The look at the configuration says what is wrong with the entry.
+        return []
+    return [AskedTask(f"{KEY}.{each.name}", each.task, each.options) for each in listed]
 
 
 class Steps(NamedTuple):
