@@ -55,10 +55,25 @@ OF_STEP = "verl_gdpo_step"
 
 
 def entries_of(config: Any) -> dict[str, dict[str, Any]]:
-    """Return {name: keys, with their defaults} of the list, which may be empty."""
+    """Return {name: keys, with their defaults} of the list, which may be empty.
+
+    Raises:
+        SettingsError: the list or one of its entries has no names or keys at all.
+    """
     written = plain(OmegaConf.select(config, KEY)) or {}
+    if not isinstance(written, Mapping):
+        raise SettingsError(
+            [
+                f"{KEY}={written}: expected {{NAME: {{path: FILE.py, name: FUNCTION}}}}. An "
+                f"entry has the NAME of its reward: +{KEY}.NAME.path=FILE.py"
+            ]
+        )
     entries = {}
     for name, entry in written.items():
+        if not isinstance(entry, Mapping | None):
+            raise SettingsError(
+                [f"{KEY}.{name}={entry}: expected keys, such as +{KEY}.{name}.path=FILE.py"]
+            )
         # An entry without any key is null in YAML; `check_entry` then says what it needs.
         entries[name] = {**DEFAULTS, **(entry or {})}
     return entries

@@ -7,6 +7,7 @@ from listed_functions import config_of, manager_of, score, written
 from omegaconf import OmegaConf
 
 from verl_gdpo.algorithm.read_settings import read_settings
+from verl_gdpo.algorithm.settings import SettingsError
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.scoring.function_list import algorithm_of, check_sources, silence
 
@@ -53,6 +54,29 @@ def test_what_a_list_refuses_when_it_is_loaded(file, entry, message):
     named = {key: file if value == "FILE" else value for key, value in entry.items()}
     with pytest.raises(ValueError, match=message):
         manager_of(config_of({"x": named}))
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        (
+            [{"path": "a.py"}],
+            r"reward_functions=.*a.py.*: expected {NAME: {path: FILE.py, name: FU",
+        ),
+        (
+            "a.py",
+            r"reward_functions=a.py: expected {NAME: .*: \+reward.reward_functions.NAME.path=",
+        ),
+        (
+            {"x": "a.py"},
+            r"functions.x=a.py: expected keys, such as \+reward.reward_functions.x.path=",
+        ),
+        ({"x": ["a.py"]}, r"reward_functions.x=\['a.py'\]: expected keys, such as"),
+    ],
+)
+def test_a_list_of_another_form_says_which_one_is_expected(functions, message):
+    with pytest.raises(SettingsError, match=message):
+        settings_of_run(config_of(functions))
 
 
 def test_weights_of_the_list_are_those_of_the_settings(file):
