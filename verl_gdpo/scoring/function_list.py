@@ -282,12 +282,16 @@ def weights_of_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """
     weight = entry.get("weight", 1.0)
     if _is_by_key(weight):
-        return {f"{name}{JOINT}{key}": value for key, value in weight.items()}
-    if isinstance(weight, Mapping):
-        # In `algorithm.gdpo.rewards`, a schedule is the key `weight` of a reward.
-        weight = {"weight": weight}
+        return {f"{name}{JOINT}{key}": _as_setting(value) for key, value in weight.items()}
     names = names_of_entry(name, entry) or [name]
-    return dict.fromkeys(names, weight)
+    return dict.fromkeys(names, _as_setting(weight))
+
+
+def _as_setting(weight: Any) -> Any:
+    """Return a weight as `algorithm.gdpo.rewards` has it: a schedule is the key `weight` there."""
+    if isinstance(weight, Mapping) and not _is_by_key(weight):
+        return {"weight": weight}
+    return weight
 
 
 def is_asked(entry: Mapping[str, Any], *, is_validation: bool) -> bool:

@@ -82,16 +82,22 @@ def test_a_list_of_another_form_says_which_one_is_expected(functions, message):
 def test_weights_of_the_list_are_those_of_the_settings(file):
     entries = {
         "x": {"path": file, "name": "length", "weight": 2.0},
-        "w": {"path": file, "name": "whole", "weight": {"a": 1.0, "b": 3.0}},
+        "w": {"path": file, "name": "whole", "weight": {"a": 1.0, "b": {0: 3.0, 50: 4.0}}},
         "s": {"path": file, "name": "length", "weight": {0: 1.0, 50: 0.0}},
         "y": {"path": file, "name": "lone"},
     }
     config = config_of(entries)
-    weights = {"x": 2.0, "w__a": 1.0, "w__b": 3.0, "s": {"weight": {0: 1.0, 50: 0.0}}, "y": 1.0}
+    weights = {
+        "x": 2.0,
+        "w__a": 1.0,
+        "w__b": {"weight": {0: 3.0, 50: 4.0}},
+        "s": {"weight": {0: 1.0, 50: 0.0}},
+        "y": 1.0,
+    }
     expected = read_settings({"adv_estimator": "gdpo", "gdpo": {"rewards": weights}})
     assert settings_of_run(config).rewards == expected.rewards
     assert read_settings(algorithm_of(config)).rewards == expected.rewards
-    assert score(config)["reward_score"] == 2 * 1 + 1 * 1 + 3 * 0.5 + 0.98 * 1 + 1 * 1.5
+    assert score(config)["reward_score"] == 2 * 1 + 1 * 1 + 3.02 * 0.5 + 0.98 * 1 + 1 * 1.5
     same = config_of(entries, gdpo={"rewards": weights})
     assert settings_of_run(same).rewards == expected.rewards
     other = config_of(entries, gdpo={"rewards": {**weights, "x": 1.0}})
