@@ -111,6 +111,13 @@ def check_entry(name: str, entry: Mapping[str, Any]) -> None:
             "expected path=FILE.py (or pkg://MODULE), with name=FUNCTION, or task=TASK, a task of "
             "`verl-gdpo data`, or judge=ADDRESS, of a model"
         )
+    if "path" not in entry and entry["name"] != DEFAULTS["name"]:
+        # It may be meant as the one reward of a task that shall count.
+        raise ValueError(
+            f"{where}.name={entry['name']}: it names the function in the file of `path`, and a "
+            f"{kinds[0]} has none. Leave it out; +{where}.weight={{KEY: 1.0}} says which rewards "
+            "count"
+        )
     for key in ("group", "rubric"):
         if entry[key] and "path" not in entry:
             raise ValueError(f"{where}.{key}={entry[key]}: only a function of `path` can have it")

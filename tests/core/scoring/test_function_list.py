@@ -31,6 +31,7 @@ def file(tmp_path):
         ({"task": "gsm9k"}, "x.task=gsm9k: unknown; did you mean 'gsm8k'"),
         ({"task": "tool_rl", "max_corectness": 1}, "does not take it; did you mean 'max_correctne"),
         ({"task": "tool_rl", "max_correctness": 0}, "x: tool_rl max_correctness: got 0"),
+        ({"task": "gsm8k", "name": "integer"}, r"x.name=integer: .*a task has none.*x.weight={KEY"),
         ({"task": "tool_rl", "rewards": ["a"]}, r"rewards=.* a task declares its rewards"),
         ({"task": "tool_rl", "weight": {"formt": 1}}, "'formt' is none of its rewards; did you"),
         ({"path": "FILE", "name": "whole", "rewards": "a"}, r"expected the keys of .* or number"),
