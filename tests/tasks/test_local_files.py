@@ -4,10 +4,12 @@ import gc
 import tracemalloc
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from verl_gdpo.tasks.preparation import local_files, overlap, prepared_files
-from verl_gdpo.tasks.preparation.local_files import PackedRows, PickedRows
+from verl_gdpo.tasks.preparation.local_files import PackedRows, PickedRows, items_of
 from verl_gdpo.tools.data import main
 
 
@@ -64,3 +66,14 @@ def test_a_row_more_takes_few_bytes(tmp_path, monkeypatch, source):
 
     peak(100)  # what is imported and remembered once
     assert (peak(600) - peak(200)) / 400 < 300
+
+
+def test_the_index_that_pandas_writes_is_no_field(tmp_path):
+    """It stands in each file of filtered or shuffled rows. A named index is a field."""
+    rows = [{"question": f"{number}?", "answer": f"#### {number}"} for number in range(3)]
+    shuffled = pd.DataFrame(rows).iloc[[2, 0, 1]]
+    shuffled.to_parquet(tmp_path / "rows.parquet")
+    assert pq.read_schema(tmp_path / "rows.parquet").names[-1] == "__index_level_0__"
+    assert [*items_of(tmp_path / "rows.parquet")] == [rows[2], rows[0], rows[1]]
+    shuffled.rename_axis("id").to_parquet(tmp_path / "named.parquet")
+    assert next(iter(items_of(tmp_path / "named.parquet"))) == {**rows[2], "id": 2}

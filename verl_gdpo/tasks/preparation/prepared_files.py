@@ -6,6 +6,7 @@ that somebody has changed.
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -27,6 +28,8 @@ CONTENT = b"verl_gdpo.content"
 OPTIONS = b"verl_gdpo.options"
 ROWS_PER_GROUP = 8192  # Written at once: few enough for memory, and for Arrow's limit of 2 GB.
 ROWS_AT_ONCE = 1024  # Read at once.
+# pandas keeps the old numbers of filtered or shuffled rows in such a column, which nobody wrote.
+INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
 def _content_id(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -74,7 +77,7 @@ def _write_rows(target: Path, rows: Iterator[Mapping[str, Any]], schema: pa.Sche
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a parquet file without checking them.
+    """Yield the rows of a parquet file without checking them, and without an index of pandas.
 
     Raises:
         DataError: the file is not a parquet file, or is damaged.
@@ -82,8 +85,11 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     """
     with path.open("rb") as file:
         try:
-            for batch in pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
+            parquet = pq.ParquetFile(file)
+            names = parquet.schema_arrow.names
+            columns = [name for name in names if not INDEX_OF_PANDAS.fullmatch(name)]
+            for batch in parquet.iter_batches(ROWS_AT_ONCE):
+                yield from batch.select(columns).to_pylist()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path}: got no readable parquet file ({error})") from error
 
