@@ -431,11 +431,34 @@ def test_arms_of_one_name_are_told_apart(tmp_path):
     runs = [
         make_run(tmp_path / name / "exp", steps=3, configuration=False) for name in ("one", "two")
     ]
-    assert [arm.name for arm in read_arms(runs)] == ["exp 1", "exp 2"]
-    assert [arm.name for arm in read_arms(runs, arm_of={runs[0]: "exp"})] == ["exp 1", "exp 2"]
+    assert [arm.name for arm in read_arms(runs)] == ["one/exp", "two/exp"]
+    arms = read_arms(runs, arm_of={runs[0]: "two/exp"})
+    assert [arm.name for arm in arms] == ["two/exp 1", "two/exp 2"]
     other = make_run(tmp_path / "other", steps=3, configuration=False)
-    arms = read_arms([*runs, other], arm_of={other: "exp 1"})
-    assert [arm.name for arm in arms] == ["exp 2", "exp 3", "exp 1"]
+    arms = read_arms([*runs, other], arm_of={runs[0]: "two/exp", other: "two/exp 1"})
+    assert [arm.name for arm in arms] == ["two/exp 2", "two/exp 3", "two/exp 1"]
+
+
+def test_runs_whose_folders_have_one_name_are_told_apart_by_the_folders_around(tmp_path):
+    """Two runs of one name in the same arm, and one in another, of which two have stopped."""
+    runs = [
+        make_run(tmp_path / "a" / "seed2", "gdpo", 0, steps=2),
+        make_run(tmp_path / "b" / "seed2", "gdpo", 1, steps=30),
+        make_run(tmp_path / "c" / "seed2", "grpo", 0, steps=2),
+    ]
+    others = [
+        make_run(tmp_path / arm / f"seed{seed}", arm, seed, steps=30)
+        for arm in ("gdpo", "grpo")
+        for seed in (3, 4)
+    ]
+    page = build_page([*runs, *others])
+    names = [run.name for arm in page.arms for run in arm.runs]
+    assert names[:4] == ["a/seed2", "b/seed2", "gdpo/seed3", "gdpo/seed4"]
+    assert names[4:] == ["c/seed2", "grpo/seed3", "grpo/seed4"]
+    stopped = [remark.text.partition(" got to")[0] for remark in page.remarks if not remark.chart]
+    assert stopped == ["a/seed2", "c/seed2"]
+    [alone] = read_arms(runs[:1])
+    assert alone.runs[0].name == "seed2"
 
 
 def test_a_run_without_rollouts_or_own_metrics_still_has_a_page(tmp_path):

@@ -219,16 +219,47 @@ def read_arms(
             raise ValueError(f"{option}: expected once for each of {len(sources)} runs")
     if len({Path(source).resolve() for source in sources}) < len(sources):
         raise ValueError("a run is named twice; each run counts once")
-    groups: dict[_ArmKey, list[Run]] = {}
+    runs = []
     # Without any --config or --rollouts, each run gets None.
     for source, config, folder in zip_longest(sources, configs, rollouts):
-        run = run_of(read_logged(str(source)), Path(source), config, folder, scorer)
+        runs.append(run_of(read_logged(str(source)), Path(source), config, folder, scorer))
+    groups: dict[_ArmKey, list[Run]] = {}
+    for source, run in zip(sources, _with_own_names(runs), strict=True):
         if source in arm_of:
             key = _ArmKey(arm_of[source], None)
         else:
             key = _ArmKey(run.arm, frozenset(run.settings.items()))
         groups.setdefault(key, []).append(run)
     return _named(groups)
+
+
+def _with_own_names(runs: Sequence[Run]) -> list[Run]:
+    """The runs, where those of one name have the folders around them in their names."""
+    of_one_name: dict[str, list[Run]] = {}
+    for run in runs:
+        of_one_name.setdefault(run.name, []).append(run)
+    told_apart = []
+    for run in runs:
+        namesakes = of_one_name[run.name]
+        if len(namesakes) > 1:
+            run = replace(run, label=_name_with_folders(run, namesakes))
+        told_apart.append(run)
+    return told_apart
+
+
+def _name_with_folders(run: Run, namesakes: Sequence[Run]) -> str:
+    """The end of a run's path that no other run of its name has, as `gdpo/seed2`.
+
+    Args:
+        namesakes: all runs of its name, with itself.
+    """
+    paths = [each.folder.resolve().parts for each in namesakes]
+    own = run.folder.resolve().parts
+    for count in range(2, len(own)):
+        end = own[-count:]
+        if sum(path[-count:] == end for path in paths) == 1:
+            return "/".join(end)
+    return str(run.folder)
 
 
 def _named(groups: Mapping[_ArmKey, Sequence[Run]]) -> list[RunsOfArm]:
