@@ -15,6 +15,9 @@ from typing import TextIO
 ADDRESS = ""
 WIDTH = 100  # columns
 COLOURS = {"red": "1;31", "yellow": "33", "grey": "2"}  # of ANSI terminals
+# Of other numbers, three decimals show less than two digits, or more than anybody reads.
+LEAST_WITH_DECIMALS = 0.01
+MOST_WITH_DECIMALS = 1e6
 GO_ON = "A start with trainer.resume_mode=auto continues from the last checkpoint"
 OF_PYTHON = ("<frozen", os.path.dirname(os.__file__))
 # Once W&B is imported, a function of this file stands in the place of `sys.exit`.
@@ -121,6 +124,23 @@ def line_of_code(frames: Sequence[traceback.FrameSummary]) -> str:
             theirs.append(frame)
     frame = (theirs or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+def short_number(value: float) -> str:
+    """Return a number with three decimals, or with three digits where decimals say little.
+
+    A reward may be as small as a penalty for each token, of which three decimals would show 0.
+
+    >>> short_number(-0.25), short_number(0.0000271), short_number(0.0)
+    ('-0.250', '2.71e-05', '0.000')
+    """
+    size = abs(value)
+    if size == 0:
+        # -0.0 becomes 0.0.
+        return f"{size:.3f}"
+    if size < LEAST_WITH_DECIMALS or size >= MOST_WITH_DECIMALS:
+        return f"{value:.3g}"
+    return f"{value:.3f}"
 
 
 def shorten(text: str, width: int) -> str:

@@ -19,6 +19,7 @@ from processes import completed
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import data_files, dry_run, machine, made_up_responses, others_kept_away
 from verl_gdpo.tools.check.made_up_responses import WORDS
+from verl_gdpo.tools.check.reward_tables import RewardLine
 from verl_gdpo.tools.compose import PLAIN, compose_config
 
 
@@ -150,6 +151,11 @@ def test_tokens_make_the_text_again():
 
     for text in ("", " a  b\n\n<think>ünïcode 日本語</think>", "x" * 50, "\t?!  \n"):
         assert WORDS.decode(torch.tensor(WORDS.encode(text))) == text
+
+
+def test_the_range_of_a_small_reward_is_not_shown_as_0():
+    line = RewardLine("each_token", 1.0, -0.0000271, -0.0, "")
+    assert line.cells == ("each_token", "1", "-2.71e-05", "0.000", "")
 
 
 def test_no_more_than_so_many_at_once():

@@ -166,6 +166,8 @@ def test_scores_that_are_all_the_same_and_no_shares_have_no_interval():
     number = only(leaf("a"), problems("a", *[-3] * 8))
     assert (number.value, number.interval) == (-3, None)
     assert _shown(number, False) == ("-3.000", "-")
+    small = only(leaf("a"), problems("a", *[-0.0000271] * 8))
+    assert _shown(small, False)[0] == "-2.71e-05"
 
 
 def test_a_difference_of_eight_right_and_wrong_answers_has_a_width():

@@ -28,6 +28,12 @@ def test_progress_lines(tmp_path, capsys):
     ]
 
 
+def test_a_small_reward_is_not_shown_as_0(tmp_path, capsys):
+    line = step_line(1, **{"gdpo/each_token/mean": -0.0000271})
+    launch(logging_driver(tmp_path, line), tmp_path)
+    assert capsys.readouterr().out.splitlines()[0].endswith("step    1  each_token -2.71e-05")
+
+
 def test_steps_of_the_console_are_shown_where_no_file_logger_writes(tmp_path, capsys):
     """As of a script of one's own, whose `trainer.logger` has the console alone."""
     lines = "Total training steps: 2\\nstep:1 - gdpo/format/mean:0.5\\n"

@@ -151,6 +151,18 @@ def test_table():
     assert len({len(line) for line in lines}) == 1
 
 
+def test_a_reward_of_any_size_is_told_from_0():
+    """A penalty for each token is small, and a sum of squares may be as large as a float can be."""
+    metrics = {
+        1: {"gdpo/each_token/mean": -0.0000271, "gdpo/squares/mean": 1e308},
+        2: {"gdpo/each_token/mean": -0.0014, "gdpo/squares/mean": -0.0},
+    }
+    assert reward_table(metrics) == [
+        ("each_token", "-2.71e-05", "-0.0014", "-", "-"),
+        ("squares", "1e+308", "0.000", "-", "-"),
+    ]
+
+
 def test_what_has_been_read_is_not_read_again(tmp_path, monkeypatch):
     write_metrics(tmp_path, {step: {"a": 1.0} for step in range(5000)})
     parsed = []

@@ -14,7 +14,7 @@ from verl_gdpo.algorithm.values import ROLLOUT_FACTS, is_internal, may_be_meant,
 from verl_gdpo.algorithm.zero import Floats, is_at_least
 from verl_gdpo.hooks.configuration import paid_failures, sums_first
 from verl_gdpo.scoring.function_list import owner_of
-from verl_gdpo.terminal import render
+from verl_gdpo.terminal import render, short_number
 from verl_gdpo.tools.check.dry_run import DryRun
 from verl_gdpo.tools.check.made_up_responses import RIGHT
 
@@ -34,7 +34,7 @@ class RewardLine(NamedTuple):
     @property
     def cells(self) -> tuple[str, ...]:
         weight = "-" if self.weight is None else f"{self.weight:g}"
-        ends = (f"{end:.3f}".replace("nan", "-") for end in (self.low, self.high))
+        ends = (short_number(end).replace("nan", "-") for end in (self.low, self.high))
         return (self.reward, weight, *ends, self.remark)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_gdpo.atomic import replace_together
-from verl_gdpo.terminal import printable, render
+from verl_gdpo.terminal import printable, render, short_number
 from verl_gdpo.tools.evaluate.benchmark import Benchmark, Scores
 from verl_gdpo.tools.evaluate.dialogues import Dialogue
 from verl_gdpo.tools.evaluate.numbers import Number, QuestionScores, numbers
@@ -185,7 +185,7 @@ def _shown(number: Number, percent: bool) -> tuple[str, str]:
 def _as_text(value: float, percent: bool) -> str:
     if percent:
         return f"{100 * value:.2f}"
-    return f"{value:.3f}"
+    return short_number(value)
 
 
 def compare(benchmark_of: Callable[[Mapping[str, Any]], Benchmark], paths: Sequence[Path]) -> str:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
-from verl_gdpo.terminal import let_go_of_stdout, printable
+from verl_gdpo.terminal import let_go_of_stdout, printable, short_number
 from verl_gdpo.tools.run.held_folder import HeldFolder
 from verl_gdpo.tools.run_folder import folder
 from verl_gdpo.tools.run_folder.console_log import ConsoleReader
@@ -186,7 +186,7 @@ def _values(curves: Mapping[str, Mapping[int, float]]) -> str:
     texts = []
     for name, curve in curves.items():
         for value in curve.values():
-            texts.append(f"{name} {value:.3f}")
+            texts.append(f"{name} {short_number(value)}")
     return "  ".join(texts)
 
 

@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from verl_gdpo.terminal import note
+from verl_gdpo.terminal import note, short_number
 from verl_gdpo.tools.run.checkpoints import STARTS, manifests_in
 from verl_gdpo.tools.run.starts import COMPOSED
 from verl_gdpo.tools.run_folder.yaml_files import read_text
@@ -399,7 +399,7 @@ class EndValue:
     other_step: int | None = None
 
     def __str__(self) -> str:
-        text = f"{self.value:.3f}"
+        text = short_number(self.value)
         if self.other_step is not None:
             text += f" (step {self.other_step})"
         return text
