@@ -56,6 +56,10 @@ def test_an_interval_by_hand():
     assert found.value == 1
     assert found.high == pytest.approx(1 + t_of_2(risk) / 3**0.5) == pytest.approx(3.0659, abs=1e-4)
     assert not found.is_claimed
+    # a reward of another size says as much
+    small = [arm_of("grpo", [(1e-6,)] * 3), arm_of("gdpo", [(2e-6,), (1e-6,), (3e-6,)])]
+    row = table_of_differences(small).rows[0]
+    assert row[2:4] == ("+0.000001", "-0.000001066 to +0.000003066")
     # other rows: Welch, whose variance and freedom here are of gdpo alone
     [found] = differences_of_arms([arms[1], arm_of("grpo", [(1,)] * 3, train_files="other")])
     assert (found.is_paired, found.high) == (False, pytest.approx(1 + t_of_2(risk) / 3**0.5))

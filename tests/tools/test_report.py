@@ -178,6 +178,7 @@ def test_the_end_of_the_table_is_that_of_the_curve():
     [
         *((0.064062, "0.06406"), (68.859, "68.86"), (123456.0, "123500"), (-0.0, "0")),
         *((1.0, "1"), (0.00001234, "0.00001234"), (math.nan, "no number")),
+        *((-1.2345e-9, "-1.235e-9"), (1e-6, "0.000001"), (1e20, "1" + "0" * 20), (1e308, "1e+308")),
     ],
 )
 def test_a_number_is_written_as_the_legends_write_it(value, expected):

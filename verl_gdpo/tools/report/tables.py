@@ -30,6 +30,12 @@ from verl_gdpo.tools.run_folder.folder import (
 LAST_STEP = "last step"  # one of ENDS
 LAST_STEPS = f"last {SMOOTHED_STEPS} steps"
 DIGITS_SHOWN = 4
+# JavaScript writes other numbers with an exponent.
+LEAST_WITHOUT_EXPONENT = 1e-6
+MOST_WITHOUT_EXPONENT = 1e21
+# Of differences in this range, three decimals say enough.
+LEAST_WITH_DECIMALS = 0.1
+MOST_WITH_DECIMALS = 1e6
 
 
 @dataclass(frozen=True)
@@ -120,13 +126,15 @@ def _end_as_text(end: EndValue) -> str:
 def as_text(value: float) -> str:
     """Return a number with four digits, as `shown` of page.js writes it.
 
-    >>> as_text(0.43750001), as_text(83.25), as_text(123456)
-    ('0.4375', '83.25', '123500')
+    >>> as_text(0.43750001), as_text(83.25), as_text(123456), as_text(2.5e-9)
+    ('0.4375', '83.25', '123500', '2.5e-9')
     """
     if not math.isfinite(value):
         return "no number"
     rounded = float(f"{value:.{DIGITS_SHOWN}g}") + 0.0  # -0.0 becomes 0.0
-    return np.format_float_positional(rounded, trim="-")
+    if rounded == 0 or LEAST_WITHOUT_EXPONENT <= abs(rounded) < MOST_WITHOUT_EXPONENT:
+        return np.format_float_positional(rounded, trim="-")
+    return np.format_float_scientific(rounded, trim="-", exp_digits=1)
 
 
 def table_of_differences(arms: Sequence[RunsOfArm]) -> Table | None:
@@ -145,14 +153,31 @@ def table_of_differences(arms: Sequence[RunsOfArm]) -> Table | None:
 
 
 def _row_of(difference: Difference) -> tuple[str, ...]:
+    value, low, high = _signed_alike([difference.value, difference.low, difference.high])
     return (
         difference.reward,
         f"{difference.arm} less {difference.other}",
-        f"{difference.value:+.3f}",
-        f"{difference.low:+.3f} to {difference.high:+.3f}",
+        value,
+        f"{low} to {high}",
         "paired by seed" if difference.is_paired else "independent",
         "a difference" if difference.is_claimed else "may be chance",
     )
+
+
+def _signed_alike(values: Sequence[float]) -> list[str]:
+    """Each of some numbers that belong together, with its sign.
+
+    They have three decimals, or four digits where the decimals would show none of them.
+    """
+    largest = max(abs(value) for value in values)
+    if largest == 0 or LEAST_WITH_DECIMALS <= largest < MOST_WITH_DECIMALS:
+        return [f"{value:+.3f}" for value in values]
+    texts = []
+    for value in values:
+        text = as_text(value)
+        has_sign = text.startswith("-") or not math.isfinite(value)
+        texts.append(text if has_sign else f"+{text}")
+    return texts
 
 
 def differing_keys(arms: Sequence[RunsOfArm]) -> Table | None:
