@@ -49,6 +49,8 @@ async function look(frame) {
     shadows: scrolls.filter(e => shadowed(style(e))).length, tables: scrolls.length,
     background: style(page.body).backgroundColor,
     cut: all('#findings, #advice, .card, .u-legend, #results .scroll').filter(overflows).length,
+    begins: Object.fromEntries(all('figure').map(e => [e.querySelector('.strong').textContent,
+      e.querySelector('.u-over').offsetLeft])),
     legend: [...numbers].map(e => e.textContent), results: one('#results table').textContent,
   };
   link.click();
@@ -96,6 +98,7 @@ def report(tmp_path_factory):
     for line in lines:
         step, norm = line["step"], 900.0 if line["step"] > 21 else 0.25
         line["data"] |= {"actor/grad_norm": norm if step != 7 else None, "actor/entropy": 0.5}
+        line["data"] |= {"actor/ppo_kl": -2.5e-6 * step, "actor/kl_loss": 25e6 * step}
     write_metrics(runs[0], lines)
     write(build_page(runs), folder / "out")
     (folder / "out" / "around.html").write_text(AROUND % json.dumps(WIDTHS))
@@ -140,6 +143,10 @@ def test_the_page_in_a_browser(report, tmp_path):
             assert frame["lowest"] < HEIGHT
         # nothing is cut, and a legend has the numbers of the table
         assert frame["cut"] == 0
+        # the numbers of an axis have all their digits, and their sign
+        assert frame["begins"]["Entropy"] == 56
+        assert frame["begins"]["KL of one update"] > 56
+        assert frame["begins"]["KL to the reference policy"] > 75
         step, *ends = frame["legend"]
         assert step == "30" and len(ends) == 2
         assert all(end in frame["results"] for end in ends)

@@ -2,6 +2,7 @@
 // Draws the charts of the page with uPlot, from the JSON in #data.
 (() => {
   const FEW = 25, LONG = 200; // points of a line
+  const LEAST_WIDTH = 56; // pixels of an axis, so that most charts begin at one place
   // a look is a colour and dashes: after the last colour the first comes again, with other dashes
   const DASHES = [[], [8, 4], [8, 3, 2, 3], [2, 3], [14, 4], [4, 2, 1, 2]];
   const colour = look => css(`--look-${look % 6}`);
@@ -28,6 +29,15 @@
       const room = 0.05 * (top - bottom || 1);
       return [bottom - room, top + room];
     };
+  }
+
+  // the width of the labels, so that no sign and no digit is cut off; uPlot asks again until it stays
+  function widthOf(plot, labels, index, cycle) {
+    const axis = plot.axes[index];
+    if (cycle > 1) return axis._size;
+    plot.ctx.font = axis.font[0];
+    const widths = (labels ?? []).map(label => plot.ctx.measureText(label).width / devicePixelRatio);
+    return Math.max(LEAST_WIDTH, Math.ceil(axis.ticks.size + axis.gap + Math.max(0, ...widths)));
   }
 
   function series(chart, line, index) {
@@ -59,7 +69,7 @@
       scales: { x: { time: false, range: (plot, a, b) => (a === b ? [a - 1, b + 1] : [a, b]) }, y },
       axes: [
         { ...line, grid, ticks: grid, size: 28 },
-        { ...line, grid, ticks: grid, size: 56, values: (plot, ticks) => ticks.map(tick => (tick == null ? "" : shown(tick))) },
+        { ...line, grid, ticks: grid, size: widthOf, values: (plot, ticks) => ticks.map(tick => (tick == null ? "" : shown(tick))) },
       ],
       series: [
         { label: "step", value: (plot, value, number, place) => (place == null ? chart.end : value) },
