@@ -42,6 +42,22 @@ def configured(name, seed, **settings):
     return OmegaConf.create({"arm": name, "data": {"seed": seed, **settings}})
 
 
+@pytest.mark.parametrize("size", [1e80, 1e160, 1e307])
+def test_rewards_as_large_as_floats_can_be(size):
+    """Their squares and sums are more than a float holds, also where runs are no pairs."""
+    few = [arm_of("grpo", [(1.0,)] * 3), arm_of("gdpo", [(2.0,), (1.0,), (3.0,)])]
+    for arms in (few, [few[1], arm_of("grpo", [(1.0,)] * 3, train_files="other")]):
+        [expected] = differences_of_arms(arms)
+        large = []
+        for arm in arms:
+            values = [(run.trained["x"][1] * size,) for run in arm.runs]
+            files = arm.runs[0].config.data.get("train_files")
+            large.append(arm_of(arm.name, values, **({"train_files": files} if files else {})))
+        [found] = differences_of_arms(large)
+        assert found.value == pytest.approx(expected.value * size)
+        assert found.high == pytest.approx(expected.high * size)
+
+
 def t_of_2(risk):
     """Student's t of 2 degrees of freedom that is exceeded on either side with `risk`."""
     return (1 - risk) * (2 / (risk * (2 - risk))) ** 0.5

@@ -113,6 +113,13 @@ def test_a_gap_stays_a_gap_and_takes_no_other_step_with_it():
     assert (found[""][1], found[""][2]) == (2.0, 4.0) and math.isnan(found[""][3])
 
 
+def test_the_mean_of_steps_whose_sum_is_no_float_takes_no_other_step_with_it():
+    curve = dict(enumerate([1.0, 1e308, 1e308, *[2.0] * 6], start=1))
+    means = trailing_mean(curve, 5)
+    assert means[3] == pytest.approx(1e308 / 1.5)
+    assert (means[8], means[9]) == (2.0, 2.0)
+
+
 def test_metrics_that_are_no_number_are_a_gap_and_a_finding(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=9)
     lines = [json.loads(line) for line in (run / "metrics" / "1.jsonl").read_text().splitlines()]

@@ -10,7 +10,6 @@ have not.
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -54,17 +53,27 @@ class Difference:
     def is_paired(self) -> bool:
         return len(self.samples) == 1
 
+    @cached_property
+    def unit(self) -> float:
+        """The largest number, in units of which the squares of the others are no overflow."""
+        return max(float(np.abs(sample).max()) for sample in self.samples) or 1.0
+
+    @cached_property
+    def in_units(self) -> Sequence[Floats]:
+        return [sample / self.unit for sample in self.samples]
+
     @property
     def value(self) -> float:
+        means = [float(sample.mean()) for sample in self.in_units]
         if self.is_paired:
-            return float(self.samples[0].mean())
-        mine, theirs = self.samples
-        return float(mine.mean() - theirs.mean())
+            return means[0] * self.unit
+        mine, theirs = means
+        return (mine - theirs) * self.unit
 
     @property
     def errors(self) -> Floats:
-        """What each run, or pair of runs, adds to the error of `value`."""
-        errors = [(sample - sample.mean()) / len(sample) for sample in self.samples]
+        """What each run, or pair of runs, adds to the error of `value`, in units of `unit`."""
+        errors = [(sample - sample.mean()) / len(sample) for sample in self.in_units]
         if not self.is_paired:
             # `value` is the first mean less the second.
             errors[1] = -errors[1]
@@ -75,7 +84,7 @@ class Difference:
         """Half of the width of the interval."""
         variance = 0.0  # of `value`
         below = 0.0
-        for sample in self.samples:
+        for sample in self.in_units:
             variance_of_mean = float(np.var(sample, ddof=1)) / len(sample)
             variance += variance_of_mean
             below += variance_of_mean**2 / (len(sample) - 1)
@@ -84,7 +93,7 @@ class Difference:
         freedom = 1.0
         if below != 0:
             freedom = variance**2 / below
-        return math.sqrt(variance) * float(stats.t.isf(self.risk / 2, freedom))
+        return self.unit * math.sqrt(variance) * float(stats.t.isf(self.risk / 2, freedom))
 
     @property
     def low(self) -> float:
@@ -210,7 +219,8 @@ def _ends(arm: RunsOfArm, read: ReadEach, name: str, steps: Sequence[int]) -> li
     means = []
     for run in arm.runs:
         curve = read(run)[name]
-        means.append(statistics.fmean(curve[step] for step in steps))
+        # The sum of the values may be more than a float holds, and that of their parts is not.
+        means.append(math.fsum(curve[step] / len(steps) for step in steps))
     if any(math.isnan(mean) for mean in means):
         return []
     return means

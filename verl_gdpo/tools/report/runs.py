@@ -44,6 +44,7 @@ FAR = 0.9  # of the way that most runs of an arm have gone
 LEFT_OUT = "the tables leave it out, and so speak well of an arm that fails more often"
 LONGEST_NAME = 40  # of a run, in characters: names may be hashes
 SMOOTHED_STEPS = 5
+LARGEST_SUMMED = 1e300
 # How the last part of a key ends in which runs of one arm may differ: seeds, names, folders, ports.
 OF_ONE_RUN = {
     "arm",
@@ -374,5 +375,8 @@ def trailing_mean(curve: Curve, window: int) -> dict[int, float]:
     A step whose own value is NaN stays one.
     """
     values = pd.Series(curve)
-    means = values.rolling(window, min_periods=1).mean().where(values.notna())
-    return dict(means.items())
+    # pandas adds up the values of a window, whose sum may be more than a float holds.
+    unit = max(1.0, values.abs().max() / LARGEST_SUMMED)
+    in_units = values / unit
+    means = in_units.rolling(window, min_periods=1).mean().where(values.notna())
+    return dict((means * unit).items())
