@@ -72,7 +72,9 @@ while [ $# -gt 0 ]; do
     --time-limit) options+=(--time-limit "${2:?--time-limit needs seconds}"); shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     hardware=*) hardware=${1#hardware=} ;;
-    trainer.n_gpus_per_node=*) count=${1#*=} overrides+=("$1") ;;
+    trainer.n_gpus_per_node=* | +trainer.n_gpus_per_node=* | ++trainer.n_gpus_per_node=*)
+      count=${1#*=} overrides+=("$1")
+      ;;
     run_dir=*) run=${1#run_dir=} ;;
     data_dir=*) data=$(realpath -m -- "${1#data_dir=}"); overrides+=("data_dir=$(quoted "$data")") ;;
     [!-]*=* | '~'*) overrides+=("$1") ;;

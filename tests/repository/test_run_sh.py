@@ -494,6 +494,12 @@ def test_a_folder_of_the_users_choice(checkout):
             "2",
             {"hardware": "8gpu", TOKENS: 7, "trainer.n_gpus_per_node": 2},
         ),
+        (
+            f"hardware=8gpu trainer.n_gpus_per_node=4 {TOKENS}=5",
+            ["++trainer.n_gpus_per_node=2"],
+            "2",
+            {"hardware": "8gpu", TOKENS: 5, "trainer.n_gpus_per_node": 2},
+        ),
         (f"hardware=8gpu {TOKENS}=5", ["hardware=1gpu"], "1", {"hardware": "1gpu", TOKENS: 5}),
     ],
 )

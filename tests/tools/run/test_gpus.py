@@ -99,6 +99,7 @@ def nvidia_smi(tmp_path, monkeypatch):
         (None, "0123"),
         ("", ""),
         ("-1", ""),
+        ("NoDevFiles", ""),
         ("2", "2"),
         ("3,0", "30"),
         ("GPU-1a", "1"),
@@ -159,6 +160,15 @@ def test_engines_that_are_not_installed(monkeypatch):
     assert machine.missing_packages(composed("hardware=cpu", "rollout_engine=vllm_cpu")) == [vllm]
     there |= {"vllm", "flash_attn"}
     assert machine.missing_packages(both) == []
+
+
+@pytest.mark.parametrize("wanted", ["0", "all", "-1", "1.5"])
+def test_a_number_of_gpus_that_is_none(nvidia_smi, capsys, wanted):
+    nvidia_smi(*made(A100))
+    assert main(["tool_rl", wanted]) == 1
+    said = capsys.readouterr()
+    expected = f"trainer.n_gpus_per_node={wanted}: expected a number, such as 1, 2, 4, 8"
+    assert expected in said.err and said.out == ""
 
 
 def test_keys_of_memory_come_with_a_warning(nvidia_smi, capsys):

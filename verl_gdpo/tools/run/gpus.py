@@ -21,6 +21,9 @@ from typing import Any, NamedTuple
 FIELDS = "index,uuid,name,memory.total"
 COUNTS = (1, 2, 4, 8)  # they divide each batch of the recipes
 
+# Values of CUDA_VISIBLE_DEVICES that leave no GPU; Slurm gives the last to a job without GPUs.
+NONE_VISIBLE = ("", "-1", "NoDevFiles")
+
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
@@ -99,7 +102,7 @@ def find_gpus(environment: Mapping[str, str]) -> list[Gpu]:
         ValueError: there is a GPU, but it cannot be used or nothing is known of it.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
+    if visible is not None and visible.strip() in NONE_VISIBLE:
         return []
     query = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:
@@ -201,6 +204,13 @@ def overrides_for(task: str, gpus: Sequence[Gpu], count: int, *overrides: str) -
     return hardware
 
 
+def _count(wanted: str) -> int:
+    """The number of GPUs that somebody wants; ValueError if it is none."""
+    if not wanted.isdecimal() or int(wanted) == 0:
+        raise ValueError(f"trainer.n_gpus_per_node={wanted}: expected a number, such as 1, 2, 4, 8")
+    return int(wanted)
+
+
 def _hardware(count: int) -> list[str]:
     """The recipe for so many GPUs, and their number where the recipe has another one."""
     if count == 1:
@@ -219,7 +229,9 @@ def main(arguments: Sequence[str]) -> int:
         if gpus:
             found += f" ({_names(gpus)})"
         print(found, file=sys.stderr)
-        used = int(wanted or used_of(len(gpus)))
+        used = used_of(len(gpus))
+        if wanted:
+            used = _count(wanted)
         chosen = overrides_for(task, gpus, used, *overrides)
     except ValueError as error:
         print(f"this machine: {error}", file=sys.stderr)
