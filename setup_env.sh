@@ -64,6 +64,8 @@ fi
 signs=$'[][ \t\n\\\'"`$&;|<>(){}*?]'
 environments=.venv
 if [[ $PWD =~ $signs ]]; then
+  [ -n "${XDG_CACHE_HOME:-${HOME:-}}" ] || die "Ray starts no worker with a Python in a path like $PWD, and there is no HOME." \
+    "Set HOME or XDG_CACHE_HOME to a folder whose path has no space, quote or other sign of the shell, and start again"
   cache=${XDG_CACHE_HOME:-$HOME/.cache}/verl-gdpo/$(sha256sum <<<"$PWD" | cut -c 1-12)
   [[ ! $cache =~ $signs ]] || die "Ray starts no worker with a Python in a path like $PWD or $cache." \
     "Set XDG_CACHE_HOME to a folder whose path has no space, quote or other sign of the shell, and start again"

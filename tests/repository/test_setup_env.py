@@ -246,6 +246,10 @@ def test_no_place_that_ray_can_start_python_in(checkout, monkeypatch):
     assert code == 2 and "Ray starts no worker with a Python in a path like" in said
     assert "Set XDG_CACHE_HOME to a folder whose path has no space" in said
     assert not calls(odd) and not (checkout.parent / "a cache").exists()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    code, _, said = setup(odd, "cpu")
+    assert code == 2 and "and there is no HOME. Set HOME or XDG_CACHE_HOME to a folder" in said
 
 
 def test_hashes_are_asked_of_all_but_torch_and_the_package(checkout):

@@ -45,7 +45,6 @@ def run(tmp_path, *arguments):
     environment = {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "CALLS": str(tmp_path / "calls"),
-        "USER": "me",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_CPUS_PER_TASK": "64",
         "SLURM_GPUS_PER_NODE": "h100:8",
@@ -106,7 +105,7 @@ def test_without_a_folder_that_all_nodes_share(tmp_path):
 
 def test_the_page_has_its_variables():
     table = {*re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"^\| `.*? \|", CLUSTER, re.M)))}
-    theirs = {"SLURM_GPUS_PER_NODE", "SLURM_CPUS_PER_TASK"}
+    theirs = {"SLURM_GPUS_PER_NODE", "SLURM_CPUS_PER_TASK", "USER"}
     assert table == {*re.findall(r"\$\{([A-Z_]+):-", FILE.read_text())} - theirs
 
 
