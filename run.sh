@@ -14,6 +14,7 @@
 # the given overrides. docs/failures.md says what may change, and what needs --allow-change.
 # --allow-flat and --seconds are those of `verl-gdpo check`, which runs meanwhile: docs/check.md.
 # Every number is in recipes/.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # as in `sh run.sh`, where sh is dash
 set -euo pipefail
 
 say() { echo "== $*"; }

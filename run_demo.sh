@@ -11,6 +11,7 @@
 # --model trains a real model of 135 million parameters on sentences, one arm after the other: the asked number of words
 # (0 to 100), and two words that are used (0 to 1). Its `grpo_by_range` is GRPO on length / 100. prompts=N draws other
 # prompts. It downloads the model, or takes actor_rollout_ref.model.path=FOLDER. docs/without_a_gpu.md has its times.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # as in `sh run_demo.sh`, where sh is dash
 set -euo pipefail
 root=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac

@@ -7,6 +7,7 @@
 # requirements, or another place of the checkout, get a new one. So a running training keeps its own.
 # pip installs everything, so pip's settings hold. Each package has a hash in requirements/, except
 # torch for the CPU with what it brings, which has two indexes, and flash-attn. `nox -s pins` renews the hashes.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # as in `sh setup_env.sh`, where sh is dash
 set -euo pipefail
 
 say() { echo "setup_env: $*" >&2; }

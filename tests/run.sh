@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The one test command: environment, lint, types, tests. Arguments go to pytest.
 # It installs the environment .venv and, as root with apt-get, what the tests need of the machine.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # as in `sh run.sh`, where sh is dash
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=$(./setup_env.sh cpu dev)

@@ -129,6 +129,24 @@ def test_help_from_anywhere(checkout):
     assert stages(checkout) == {}
 
 
+@pytest.mark.skipif(not shutil.which("dash"), reason="needs dash, which is sh on Debian")
+@pytest.mark.parametrize(
+    "script", ["run.sh", "run_tool_rl.sh", "run_demo.sh", "setup_env.sh", "tests/run.sh"]
+)
+def test_the_sh_of_debian_hands_over_to_bash(script, tmp_path):
+    """A program of the name bash stands in, so that nothing is installed."""
+    program(tmp_path / "bash", '#!/bin/sh\necho bash "$@"\n')
+    done = subprocess.run(
+        ["dash", REPO / script, "a b", "--help"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"bash {REPO / script} a b --help\n"
+
+
 def test_every_stage_of_a_run(checkout):
     done = call(checkout, "estimator=grpo")
     assert (done.returncode, done.stderr) == (0, "")
