@@ -186,6 +186,14 @@ def test_the_newest_checkpoint(tmp_path):
     assert newest_checkpoint(tmp_path) == whole_checkpoint(tmp_path) == tmp_path / "global_step_9"
 
 
+def test_a_tracker_that_a_power_loss_left_with_other_bytes(tmp_path):
+    save_checkpoint(tmp_path, 3)
+    (tmp_path / TRACKER).write_bytes(b"\xff\0\0")
+    with pytest.raises(ValueError, match=r"is missing\. Whole are the checkpoints") as error:
+        whole_checkpoint(tmp_path)
+    assert f"{tmp_path / TRACKER} says " in str(error.value)
+
+
 def test_the_start_that_trained_up_to_a_checkpoint(tmp_path):
     """Not one that was stopped before it saved anything, with whatever settings."""
     folder = tmp_path / "checkpoints"

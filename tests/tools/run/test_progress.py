@@ -142,7 +142,9 @@ def test_no_line_of_metrics_ends_a_run(tmp_path, capsys):
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "notes.jsonl").write_text("mine\n")
     first = step_line(1, **{"gdpo/format/mean": 0.5, "comment": "a string"})
-    lines = [first, "{\n", step_line(2, **{"gdpo/format/mean": 0.75})]
+    broken = ["{\n", '{"step": 1e999, "data": {}}\n', "[" * 100_000 + "\n"]
+    last = step_line(2, **{"gdpo/format/mean": 0.75, "count": 10**400})
+    lines = [first, *broken, last]
     assert launch(logging_driver(tmp_path, *lines), tmp_path).exit_code == 0
     assert (tmp_path / "ended").exists()
     shown = capsys.readouterr().out

@@ -261,13 +261,18 @@ def newest_checkpoint(folder: Path) -> Path | None:
     tracker = folder / TRACKER
     if not tracker.exists():
         return None
-    step = tracker.read_text().strip()
+    step = _text_of(tracker)
     if step:
         return folder / f"global_step_{step}"
     steps = whole_steps(folder)
     if not steps:
         return None
     return folder / f"global_step_{steps[-1]}"
+
+
+def _text_of(tracker: Path) -> str:
+    """What the tracker says. A power loss may leave other bytes in it than those of a text."""
+    return tracker.read_text(encoding="utf-8", errors="replace").strip()
 
 
 def whole_checkpoint(folder: Path) -> Path | None:
@@ -296,7 +301,7 @@ def whole_checkpoint(folder: Path) -> Path | None:
         )
     else:
         advice = f"No checkpoint there is whole. Delete {tracker} to start anew"
-    raise ValueError(f"{tracker} says {tracker.read_text().strip()!r}, but {fault}. {advice}")
+    raise ValueError(f"{tracker} says {_text_of(tracker)!r}, but {fault}. {advice}")
 
 
 def manifests_in(folder: Path) -> list[Path]:

@@ -59,6 +59,16 @@ LOGGER_FILE = "VERL_FILE_LOGGER_PATH"
 LOGGER_ROOT = "VERL_FILE_LOGGER_ROOT"  # the same of verl, for a folder of files that it names
 OUR_LOGGER_FILE = "VERL_GDPO_METRICS"
 
+# What Python raises for a line that is no line of metrics, such as one of too many brackets.
+UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
 Metrics = Mapping[int, Mapping[str, float]]
 Curve = TypeVar("Curve", bound=Mapping[int, float])
 
@@ -192,7 +202,7 @@ class MetricsReader:
                     self._read[path.name] = place
                     try:
                         yield _step_of(line)
-                    except (ValueError, LookupError, TypeError, AttributeError) as error:
+                    except UNREADABLE as error:
                         self.problems.append(f"{path}, line {place.lines} left out: {error!r}")
 
 
@@ -258,9 +268,16 @@ def _step_of(line: bytes) -> tuple[int, dict[str, float]]:
 
 def finite_or_nan(value: Any) -> float:
     """Return a finite number as it is, and NaN for anything else."""
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return value
-    return math.nan
+    if not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        is_finite = math.isfinite(value)
+    except OverflowError:
+        # A whole number may be larger than any float.
+        return math.nan
+    if not is_finite:
+        return math.nan
+    return value
 
 
 def config_of_run(folder: Path) -> Path | None:

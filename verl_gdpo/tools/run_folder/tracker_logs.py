@@ -160,7 +160,7 @@ def _is_of_file_logger(file: Path) -> bool:
     with file.open("rb") as opened:
         try:
             record = json.loads(opened.readline())
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     return isinstance(record, dict) and {"step", "data"} <= record.keys()
 
