@@ -23,11 +23,22 @@ def test_why_a_run_failed(tmp_path):
     assert str(log) in report[1]
 
 
-def reported(folder, text):
+def reported(folder, text, exit_code=1):
     """What is said of a failed run with this log."""
     (folder / "train.log").write_text(text)
     with HeldFolder(folder) as held, (folder / "train.log").open("rb") as log:
-        return end_report(held, RunEnd(1, "failed"), log)
+        return end_report(held, RunEnd(exit_code, "failed"), log)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_of_memory"),
+    [(signal.SIGKILL, True), (signal.SIGBUS, True)]
+    + [(number, False) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGSEGV)],
+)
+def test_memory_is_blamed_for_signals_of_memory_alone(tmp_path, number, is_of_memory):
+    said = reported(tmp_path, "", 128 + number)[0]
+    assert said.startswith(f"the training process was ended by {number.name}")
+    assert said.endswith(": the memory may have run out (see dmesg)") == is_of_memory
 
 
 def test_a_stopped_resume_says_its_own_last_step(tmp_path):

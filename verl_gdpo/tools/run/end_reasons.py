@@ -26,6 +26,8 @@ MORE_LINES = 10  # of a message, after its first line
 RAISED = re.compile(r"[\w.]*(Error|Exception)(\(\w+\))?: ")
 # a line of Ray's own programs that is an error: severity, process and thread
 OF_RAY = re.compile(r"\[[\d-]+ [\d:,]+ [ECF] \d+ \d+\] (\(\w+\) )?[\w.]+:\d+: +(?P<text>.*)")
+# Linux sends the first where memory runs out, and the second where /dev/shm is full.
+OF_MEMORY = (signal.SIGKILL, signal.SIGBUS)
 NO_GCS = "Failed to connect to GCS"
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 PROCESS = re.compile(r"\bpid: (\d+)")  # of an actor that died, in what Ray says of it
@@ -204,10 +206,13 @@ def _denied(message: Sequence[str]) -> list[str]:
 def _signal(exit_code: int) -> list[str]:
     """Return a line if a signal ended the run."""
     try:
-        name = signal.Signals(exit_code - 128).name
+        number = signal.Signals(exit_code - 128)
     except ValueError:
         return []
-    return [f"the training process was ended by {name}: the memory may have run out (see dmesg)"]
+    ended = f"the training process was ended by {number.name}"
+    if number in OF_MEMORY:
+        ended += ": the memory may have run out (see dmesg)"
+    return [ended]
 
 
 def _full_disk(run: Path) -> list[str]:
