@@ -199,6 +199,20 @@ def test_a_run_that_crashed_hides_no_difference():
     assert len(pair.runs) == 2 and remarks["gdpo2"].endswith("the tables compare the arms there")
 
 
+def test_an_arm_without_validation_is_compared_in_training():
+    def arm(name, has_validation, value):
+        curve = {step: {"gdpo/x/mean": value} for step in range(1, 11)}
+        if has_validation:
+            curve[10]["val-aux/made/x/mean@1"] = 7.0
+        return made_arm(name, curve, curve, configs=[configured(name, seed) for seed in (1, 2)])
+
+    arms = [arm("gdpo", True, 2.0), arm("grpo", False, 1.5), arm("grpo_no_std", True, 1.0)]
+    assert {one.other: one.value for one in differences_of_arms(arms)} == {
+        "grpo": 0.5,
+        "grpo_no_std": 0.0,
+    }
+
+
 def test_arms_of_unequal_length_are_compared_where_both_are():
     """Both learn alike; one stopped at step 22 of 60, and validates at other steps."""
 

@@ -115,23 +115,29 @@ def differences_of_arms(arms: Sequence[RunsOfArm]) -> list[Difference]:
         return []
     main = next((arm for arm in several if arm.name == MAIN_ARM), several[0])
     last = last_common_step(arms)
-    rewards = _rewards(arms)
+    rewards = dict.fromkeys(names(arms, TESTED) + names(arms, TRAINED))
     differences = []
     for other in several:
         if other is main:
             continue
-        for name, read in rewards:
-            difference = _difference(main, other, name, read, last)
+        for name in rewards:
+            difference = _difference(main, other, name, last)
             if difference is not None:
                 differences.append(difference)
     return _with_risks(differences)
 
 
-def _difference(
-    arm: RunsOfArm, other: RunsOfArm, name: str, read: ReadEach, last: int
-) -> Difference | None:
-    """The difference of two arms in one reward, without its risk; None where a run lacks it."""
-    steps = _common_steps([*arm.runs, *other.runs], read, name, last)
+def _difference(arm: RunsOfArm, other: RunsOfArm, name: str, last: int) -> Difference | None:
+    """The difference of two arms in one reward, without its risk; None where a run lacks it.
+
+    It is of the validation, unless a run has none of this reward.
+    """
+    runs = [*arm.runs, *other.runs]
+    read = TESTED
+    steps = _common_steps(runs, read, name, last)
+    if not steps:
+        read = TRAINED
+        steps = _common_steps(runs, read, name, last)
     if not steps:
         return None
     values = _ends(arm, read, name, steps)
@@ -190,16 +196,6 @@ def _directions(N: int) -> Floats:
     drawn = np.random.default_rng(0).standard_normal((DRAWS, N))
     result: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     return result
-
-
-def _rewards(arms: Sequence[RunsOfArm]) -> list[tuple[str, ReadEach]]:
-    """Each reward with what is read of it: validation where there is one."""
-    tested = names(arms, TESTED)
-    rewards = [(name, TESTED) for name in tested]
-    for name in names(arms, TRAINED):
-        if name not in tested:
-            rewards.append((name, TRAINED))
-    return rewards
 
 
 def _common_steps(runs: Sequence[Run], read: ReadEach, name: str, last: int) -> list[int]:
