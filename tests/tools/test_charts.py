@@ -175,6 +175,18 @@ def test_fewer_than_five_runs_have_a_line_each_and_more_a_band():
     assert lines(5) == [("gdpo", "", [2.0]), ("gdpo", "low", [1.0]), ("gdpo", "high", [3.0])]
 
 
+def test_only_an_arms_name_is_left_out_of_the_name_of_its_run():
+    """A reward may begin as a run does, and its line would lose the reward."""
+    arm = made_arm("judge", *({1: {"gdpo/judge/mean": 1.0}} for _ in range(2)))
+    for arm_name, expected in (
+        ("judge", ["judge0", "judge1"]),
+        ("gdpo", ["judge, judge0", "judge, judge1"]),
+    ):
+        named = RunsOfArm(arm_name, arm.runs)
+        drawn = lines_of(named, lambda run: run.trained["judge"], "judge", 0)
+        assert [line.label for line in drawn] == expected
+
+
 # --- thinning ------------------------------------------------------------------------------------
 
 

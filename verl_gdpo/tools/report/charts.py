@@ -243,7 +243,11 @@ def lines_of(arm: RunsOfArm, read: Read, label: str, look: int, smooth: int = 1)
         return
     for run in arm.runs:
         alone = RunsOfArm(arm.name, [run])
-        yield from _line_and_band(alone, read, _named_run(label, run), look, smooth)
+        # Legends have little room, so that none says the name of an arm twice.
+        of_run = f"{label}, {run.name}"
+        if label == arm.name and run.name.startswith(label):
+            of_run = run.name
+        yield from _line_and_band(alone, read, of_run, look, smooth)
 
 
 def _line_and_band(
@@ -252,13 +256,6 @@ def _line_and_band(
     """The median over all runs of an arm, and of several its quartiles."""
     for edge, curve in over_runs(arm, read, smooth).items():
         yield Line(label, list(curve), list(curve.values()), look, edge)
-
-
-def _named_run(label: str, run: Run) -> str:
-    """The label of one run's line; legends have little room, so that none says a name twice."""
-    if run.name.startswith(label):
-        return run.name
-    return f"{label}, {run.name}"
 
 
 def chart_of(finding: Finding, charts: Sequence[Chart]) -> Chart | None:
