@@ -112,6 +112,9 @@ async def hangs_on_empty(solution_str, ground_truth, **_):
     if not solution_str:
         await asyncio.sleep(1000)
     return float(solution_str == ground_truth)
+
+def asks_a_reward_model(reward_router_address, **_):
+    raise ConnectionError(reward_router_address)
 """
 
 

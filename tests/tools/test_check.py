@@ -430,17 +430,19 @@ def test_sources_that_only_validation_has_are_tried(check):
 
 
 def test_what_needs_a_reward_models_server_is_left_open(check):
-    code, output, _ = check(
+    with_model = (
         "reward.reward_model.enable=True",
         "reward.reward_model.enable_resource_pool=True",
         "reward.reward_model.nnodes=1",
         "reward.reward_model.model_path=org/reward",
         "reward.reward_model.rollout.name=vllm",
-        scorer="waits",
     )
+    code, output, _ = check(*with_model, scorer="asks_a_reward_model")
     assert code == 0
     assert "without the reward model's server, no reward could be tried" in output
-    assert "reward_router_address" in output
+    assert "ConnectionError" in output
+    code, _, messages = check(*with_model, scorer="waits")
+    assert code == 1 and "unexpected keyword argument 'reward_router_address'" in messages
 
 
 def test_made_up_responses_are_distinct_and_the_truth_is_first():

@@ -6,7 +6,7 @@ function's `reward_kwargs`.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -17,7 +17,7 @@ from verl_gdpo.hooks.call import Call
 from verl_gdpo.hooks.refusal import names_gdpo
 from verl_gdpo.scoring.response import parts_taken_by
 from verl_gdpo.scoring.reward_file import PACKAGE_PREFIX
-from verl_gdpo.scoring.reward_functions import ARGUMENTS, module_with
+from verl_gdpo.scoring.reward_functions import ARGUMENTS, ROUTER, module_with
 
 KEY = "reward.custom_reward_function"
 
@@ -36,30 +36,40 @@ def load_custom_function(call: Call) -> Any:
     name = config.reward.custom_reward_function.name
     module = module_with(KEY, path, name)
     options = config.reward.custom_reward_function.get("reward_kwargs") or {}
-    _check_signature(f"{KEY}.name={name}", getattr(module, name), options)
+    given = [*ARGUMENTS]
+    if OmegaConf.select(config, "reward.reward_model.enable"):
+        given += ROUTER
+    _check_signature(f"{KEY}.name={name}", getattr(module, name), given, options)
     # Of a module that is imported already, verl takes the function, and adds the options.
     imported = deepcopy(config)
     imported.reward.custom_reward_function.path = f"{PACKAGE_PREFIX}{module.__name__}"
     return call.changed(config=imported).hand_on()
 
 
-def _check_signature(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise ValueError for a function that does not take what verl calls it with."""
+def _check_signature(
+    where: str, function: Callable[..., Any], given: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """Raise ValueError for a function that does not take what verl calls it with.
+
+    Args:
+        given: the keywords of verl's.
+        options: those of the configuration.
+    """
     try:
         signature = inspect.signature(function)
     except ValueError:
         # Some functions that are written in C tell nothing of their arguments.
         return
     # `answer_str` and `reasoning_str` are passed only to functions that name them.
-    names = [*ARGUMENTS, *options, *parts_taken_by(function)]
+    names = [*given, *options, *parts_taken_by(function)]
     try:
         # The values do not matter: nothing is called.
         signature.bind(**dict.fromkeys(names))
     except TypeError as error:
-        given = "".join(f", {name}" for name in options)
+        keywords = ", ".join([*given, *options])
         raise ValueError(
             f"{where}: {error}; it takes {signature}. verl calls it with the keywords "
-            f"{', '.join(ARGUMENTS)}{given}: write compute_score({', '.join(ARGUMENTS)}, **kwargs)"
+            f"{keywords}: write compute_score({', '.join(given)}, **kwargs)"
         ) from error
 
 

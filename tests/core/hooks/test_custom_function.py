@@ -147,3 +147,23 @@ def test_a_function_that_verl_can_call_is_loaded(tmp_path, signature):
     path = tmp_path / "even_rewards.py"
     path.write_text(f"def compute_score({signature}):\n    return 1.0\n")
     assert get_custom_reward_fn(config_of(path)) is not None
+
+
+WITH_ROUTER = "data_source, solution_str, ground_truth, extra_info, reward_router_address"
+
+
+def test_beside_a_reward_model_a_function_has_to_take_its_router(tmp_path):
+    """verl hands it over to each call, and to none without a reward model."""
+    path = tmp_path / "routed_rewards.py"
+    enabled = "reward.reward_model.enable=True"
+
+    def load(signature, *overrides):
+        path.write_text(f"def compute_score({signature}):\n    return 1.0\n")
+        sys.modules.pop("routed_rewards", None)
+        return get_custom_reward_fn(config_of(path, *overrides))
+
+    assert load(f"{WITH_ROUTER}, reward_model_tokenizer", enabled) is not None
+    with pytest.raises(ValueError, match="unexpected keyword argument 'reward_router_address'"):
+        load("data_source, solution_str, ground_truth, extra_info", enabled)
+    with pytest.raises(ValueError, match="missing a required argument: 'reward_router_address'"):
+        load(WITH_ROUTER)
