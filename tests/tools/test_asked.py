@@ -295,5 +295,19 @@ def test_groups_cannot_be_filtered_by_what_rewards_do_not_return():
     found = what_filters_lack(config, [{"acc": 1.0, "score": 1.0}])
     assert "algorithm.filter_groups.metric=accuracy" in found[0]
     assert "['acc', 'score']" in found[0]
+
+
+def test_with_gdpo_groups_are_filtered_by_what_some_rewards_return():
+    """`FilterMetric` ends a run that returns no such value; sums are GDPO's own signal."""
+    config = compose_quickly(None, PLAIN, f"{FILTER}=accuracy".split())
     config.algorithm.adv_estimator = "gdpo"
-    assert what_filters_lack(config, [{"acc": 1.0}]) == []
+    # Another source may return it, and a real response may have it.
+    assert what_filters_lack(config, [{"acc": 1.0}, {"accuracy": None}]) == []
+    (found,) = what_filters_lack(config, [{"acc": 1.0}])
+    assert found.startswith("algorithm.filter_groups.metric=accuracy: no reward returns it")
+    # Nobody has called the function that may return it.
+    config.algorithm.filter_groups.metric = "judge__clear"
+    assert what_filters_lack(config, [{"acc": 1.0}], silent=["judge"]) == []
+    for of_sum in ("reward", "score", "seq_reward", "seq_final_reward"):
+        config.algorithm.filter_groups.metric = of_sum
+        assert what_filters_lack(config, [{"acc": 1.0}]) == []

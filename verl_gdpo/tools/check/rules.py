@@ -15,6 +15,7 @@ from omegaconf import ListConfig, OmegaConf, open_dict
 
 from verl_gdpo.algorithm.settings import GdpoSettings, SettingsError, hint
 from verl_gdpo.hooks import configuration
+from verl_gdpo.scoring.function_list import refuse_without_v1
 from verl_gdpo.tools.check import verl_questions
 from verl_gdpo.tools.check.output import message_of
 
@@ -326,6 +327,8 @@ def check_trainer(config: Any) -> str:
     """Return the trainer's name; raise ValueError if it refuses the configuration."""
     if not config.trainer.get("use_v1", False):
         configuration.refuse_group_filter(config)
+        if configuration.uses_gdpo_manager(config):
+            refuse_without_v1(config)
         return "legacy trainer"
     mode = config.trainer.v1.trainer_mode
     try:

@@ -75,7 +75,7 @@ def try_rewards(
         return
     output.note(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
     output.warnings += _failures(run)
-    output.problems += asked.what_filters_lack(config, run.infos)
+    output.problems += asked.what_filters_lack(config, run.infos, silent)
     tables = RewardTables(run, settings)
     if settings is not None:
         problems, remarks = tables.paid_failures(config, settings)
