@@ -175,6 +175,7 @@ def write_check_data(folder):
     write("mixed", [rows[0], {**rows[1], **math}, *rows[2:]])
     write("math", [{**row, **math} for row in rows])
     write("nowhere", [{**row, "data_source": "nowhere"} for row in rows])
+    write("no_source", [*rows[:2], {**rows[2], "data_source": None}, *rows[3:]])
     write("columns", [{"prompt": "x"}])
     write("no_truth", [{**row, "reward_model": {"ground_truth": [1]}} for row in rows])
     write("text", [{**row, "reward_model": "gold"} for row in rows])
@@ -230,6 +231,7 @@ def odd_prompts(row):
     return {
         "answered": [*row["prompt"], answer],
         "templated": [row["prompt"][0], {"role": "user", "content": marked}],
+        "null_content": [row["prompt"][0], {"role": "user", "content": None}],
     }
 
 

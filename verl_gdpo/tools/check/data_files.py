@@ -96,11 +96,12 @@ class DataFile:
 
     @property
     def sources(self) -> list[str]:
-        return list(self.table["data_source"].to_pylist())
+        """The data source of each row, which is the text None where a row has none, as in a run."""
+        return [str(source) for source in self.table["data_source"].to_pylist()]
 
     def row(self, index: int) -> DataRow:
         (fields,) = self.table.slice(index, 1).to_pylist()
-        return DataRow(f"row {index} of {self.path}", fields["data_source"], fields)
+        return DataRow(f"row {index} of {self.path}", str(fields["data_source"]), fields)
 
 
 # (its row, None if it is tried on each row; a response)
@@ -278,7 +279,7 @@ def row_at(files: Sequence[DataFile], number: int) -> DataRow:
 
 
 def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list[str]:
-    """A remark on each file of `data.<key>` with equal or empty prompts, or without truths."""
+    """A remark on each file of `data.<key>` with equal or empty prompts, or rows that lack much."""
     remarks = []
     column = config.data.prompt_key
     for file in files:
@@ -286,17 +287,20 @@ def hardly_useful_rows(config: Any, key: str, files: Sequence[DataFile]) -> list
         hashes = []
         is_empty = []
         has_no_truth = []
-        for row in rows_of(file.table, column, "reward_model"):
+        has_no_source = []
+        for row in rows_of(file.table, column, "reward_model", "data_source"):
             # The system message counts too: tools may stand in it, and differ.
             hashes.append(hash(str(row[column])))
             asked = (part["content"] for part in row[column] if part["role"] != "system")
-            is_empty.append(not any(str(content).strip() for content in asked))
+            is_empty.append(not any(str(content or "").strip() for content in asked))
             truth = (row["reward_model"] or {}).get("ground_truth")
             has_no_truth.append(truth in (None, "", []))
+            has_no_source.append(row["data_source"] is None)
         table = {
             "prompts are the same as an earlier one": pd.Series(hashes).duplicated(),
             "prompts are empty": is_empty,
             "rows have no ground truth": has_no_truth,
+            "rows have no data_source": has_no_source,
         }
         for what, flags in table.items():
             places = np.flatnonzero(flags)
