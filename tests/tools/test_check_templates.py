@@ -419,6 +419,35 @@ def test_the_rows_that_are_left_are_those_of_verls_dataset(made, tmp_path, tools
     assert (of_run.tokens_of_tools(row) > 100) == bool(tools)
 
 
+def test_a_module_of_the_tools_that_is_missing_is_said_of_their_key_alone(made, tmp_path):
+    """It may be where the run is, and `asked` says so with --elsewhere."""
+    file = tmp_path / "tools_of_a_package.py"
+    file.write_text("import no_such_package_of_tools\n")
+    of_run = made(template(), f"actor_rollout_ref.rollout.multi_turn.function_tool_path={file}")[1]
+    assert of_run.tools == [] and of_run.unknown_tools == [str(file)]
+
+
+def test_prompts_that_cannot_be_written_are_no_matter_of_their_length(made):
+    """As with a template that refuses the role system, in all rows or in one."""
+    rows = asks("a", "b")
+    config, of_run = made(template(), "data.filter_overlong_prompts=True")
+    config.data.train_batch_size = 2
+
+    def said_of(refused):
+        for place, row in enumerate(rows):
+            row["prompt"][0]["role"] = "alien" if place < refused else "user"
+        file = DataFile("train.parquet", pa.Table.from_pylist(rows))
+        lengths = prompts.Lengths.of(of_run, file)
+        with pytest.raises(ValueError) as raised:
+            prompts.unusable_prompts(config, "train_files", of_run, [lengths])
+        return str(raised.value)
+
+    assert said_of(2).endswith("0 rows are left, and 2 are needed: mend the messages")
+    assert said_of(1).endswith("1 rows are left, and 2 are needed: mend the messages")
+    config.data.max_prompt_length = 1
+    assert ": mend the messages, and raise data.max_prompt_length (" in said_of(1)
+
+
 def test_schemas_of_tools_that_fill_the_prompt_are_refused(made, tmp_path):
     """2,000 rows, of which verl keeps none."""
     table = pa.Table.from_pandas(pd.DataFrame(asks("Weather?") * 2000))

@@ -226,9 +226,15 @@ def unusable_prompts(
     if not drops and any(None in of_file.tokens for of_file in lengths):
         raise ValueError(f"{said}. Mend the messages, or set data.filter_overlong_prompts=True")
     least = config.data.train_batch_size if key == "train_files" else 1
-    how = f"raise data.max_prompt_length ({longest} keeps all), or use shorter prompts"
-    if prompts.tools:
-        how += ", or fewer and shorter descriptions of tools"
+    remedies = []
+    if any(None in of_file.tokens for of_file in lengths):
+        remedies.append("mend the messages")
+    if any(of_file.count_longer(limit) for of_file in lengths):
+        shorter = f"raise data.max_prompt_length ({longest} keeps all), or use shorter prompts"
+        if prompts.tools:
+            shorter += ", or fewer and shorter descriptions of tools"
+        remedies.append(shorter)
+    how = ", and ".join(remedies)
     if left < least:
         raise ValueError(f"{said}. {left} rows are left, and {least} are needed: {how}")
     if not whole:

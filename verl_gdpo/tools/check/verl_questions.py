@@ -31,6 +31,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from verl_gdpo.hooks.extend import load_all
+from verl_gdpo.tools.check.output import missing_module
 
 VERSION: str = verl.__version__
 ACTOR = "actor_rollout_ref.actor"
@@ -359,7 +360,7 @@ def tool_schemas(config: Any) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the schemas of the tools that verl's dataset counts in each prompt.
 
     The second list names classes of tools whose schema no file has, because only the tool itself
-    tells it, and files that are not here.
+    tells it, and files that are not here, or import a package that is not.
     No tool is made. A file of functions is imported.
 
     Raises:
@@ -381,6 +382,10 @@ def tool_schemas(config: Any) -> tuple[list[dict[str, Any]], list[str]]:
             unknown.append(str(path))
             continue
         except Exception as error:
+            if missing_module(error) is not None:
+                # That is said of the rollout's keys too: on another machine, it may be there.
+                unknown.append(str(path))
+                continue
             raise ValueError(
                 f"data.{key}={path}, usually of actor_rollout_ref.rollout.multi_turn: the tools "
                 f"cannot be read. {type(error).__name__}: {error}"
