@@ -113,6 +113,9 @@ async def hangs_on_empty(solution_str, ground_truth, **_):
         await asyncio.sleep(1000)
     return float(solution_str == ground_truth)
 
+def ranks(solution_strs, **_):
+    return [float(len(text) == min(map(len, solution_strs))) for text in solution_strs]
+
 def asks_a_reward_model(reward_router_address, **_):
     raise ConnectionError(reward_router_address)
 """

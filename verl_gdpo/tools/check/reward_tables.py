@@ -43,12 +43,18 @@ class RewardTables:
 
     Without `settings`, the run trains on the scores of verl's own managers.
 
+    Args:
+        untold: functions of the list of whose rewards these samples tell nothing. They were not
+            called, or compare the samples of a group, which has one here.
+
     Raises:
         RewardError: the scorers' results do not make a matrix of rewards; see `RewardMatrix.of`.
     """
 
-    def __init__(self, run: DryRun, settings: GdpoSettings | None) -> None:
-        self.run, self.settings = run, settings
+    def __init__(
+        self, run: DryRun, settings: GdpoSettings | None, untold: Collection[str] = ()
+    ) -> None:
+        self.run, self.settings, self.untold = run, settings, untold
         self.places: dict[str, list[int]] = {}  # of the samples of each data source
         for place, sample in enumerate(run.samples):
             self.places.setdefault(sample.source, []).append(place)
@@ -70,7 +76,7 @@ class RewardTables:
             f"data_source {source!r}: {line.reward} is the same for all made-up responses"
             for source, lines in self.lines.items()
             for line in lines
-            if line.remark == NEVER_VARIES
+            if line.remark == NEVER_VARIES and owner_of(line.reward, self.untold) is None
         ]
 
     def other_the_second_time(self) -> list[str]:
@@ -147,9 +153,12 @@ class RewardTables:
     def without_signal(self, sources: Collection[str]) -> list[str]:
         """A sentence for each of these data sources in which all that is trained on is the same.
 
-        Only where a right response was tried: wrong ones may all get the lowest reward.
+        Only where a right response was tried: wrong ones may all get the lowest reward. And only
+        where no other reward may tell responses apart, see `untold`.
         """
-        sentences = []
+        sentences: list[str] = []
+        if self._trains_on_untold():
+            return sentences
         for source in self.lines.keys() & {*sources}:
             used = [x for x in self.lines[source] if x.weight and x.remark != NEVER_APPLIES]
             never_varies = all(line.remark == NEVER_VARIES for line in used)
@@ -169,6 +178,8 @@ class RewardTables:
         So do a reward and its opposite, such as {"right": r, "wrong": 1 - r}.
         """
         if self.settings is None or adv_estimator not in ("gdpo", "grpo"):
+            return []
+        if self._trains_on_untold():
             return []
         # The step over the batch cannot bring back what is 0 in each group.
         settings = replace(self.settings, batch_norm="none")
@@ -210,6 +221,18 @@ class RewardTables:
                     f"{values.max():g}. So {name!r} would count for no response"
                 )
         return remarks
+
+    def _trains_on_untold(self) -> bool:
+        """Return whether a reward of `untold` has a weight."""
+        if self.settings is None:
+            return False
+        if self.settings.rewards is None:
+            # All that is returned has the weight 1, and no sample has what was not called.
+            return bool(self.untold)
+        for name, weight in self.rewards.weights.items():
+            if weight and owner_of(name, self.untold) is not None:
+                return True
+        return False
 
     def _has_right_response(self, source: str) -> bool:
         return any(self.run.samples[place].kind == RIGHT for place in self.places[source])

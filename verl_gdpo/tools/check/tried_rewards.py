@@ -76,7 +76,12 @@ def try_rewards(
     output.note(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
     output.warnings += _failures(run)
     output.problems += asked.what_filters_lack(config, run.infos, silent)
-    tables = RewardTables(run, settings)
+    untold = []
+    for name, entry in entries_of(config).items():
+        is_untold = name in silent or entry["group"]
+        if is_untold and is_asked(entry, is_validation=False):
+            untold.append(name)
+    tables = RewardTables(run, settings, untold)
     if settings is not None:
         problems, remarks = tables.paid_failures(config, settings)
         output.problems += problems
