@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -252,6 +253,32 @@ def reward_functions(config: Any) -> list[ListedFunction]:
     if mistakes:
         raise SettingsError(mistakes)
     return functions
+
+
+def check_judges(config: Any) -> None:
+    """Make the judges of the list, as far as another machine than that of the run can.
+
+    None is connected: its package and key may be there.
+
+    Raises:
+        SettingsError: a judge cannot be used on any machine; a message for each.
+    """
+    mistakes = []
+    for name, entry in entries_of(config).items():
+        if "judge" not in entry:
+            continue
+        try:
+            _function(f"{KEY}.{name}", {**entry, "sources": []})
+        except ValueError as error:
+            missing = error.__cause__
+            if isinstance(missing, FileNotFoundError):
+                folder = Path(missing.filename).parent
+                # A template whose folder is not here either may be there too.
+                if not folder.is_dir():
+                    continue
+            mistakes.append(str(error))
+    if mistakes:
+        raise SettingsError(mistakes)
 
 
 def _expected_rewards(name: str, entry: Mapping[str, Any], is_weighed: bool) -> list[str] | None:

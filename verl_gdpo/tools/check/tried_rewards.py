@@ -24,7 +24,7 @@ from verl_gdpo.scoring.function_list import (
     tells_validation_apart,
     validation_settings,
 )
-from verl_gdpo.scoring.reward_functions import reward_functions
+from verl_gdpo.scoring.reward_functions import check_judges, reward_functions
 from verl_gdpo.tools.check import asked, data_files, rules
 from verl_gdpo.tools.check.data_files import DataFile, DataRow, Responses
 from verl_gdpo.tools.check.dry_run import DryRun, score_rows
@@ -52,7 +52,9 @@ def try_rewards(
         return
     silent = [] if options.ask_judge else limited_functions(config)
     if silent:
-        if not options.elsewhere:
+        if options.elsewhere:
+            check_judges(config)
+        else:
             reward_functions(config)  # raises if a judge's package or key is not here
         output.warnings.append(f"not called: {silent}, which may ask a service (--ask-judge)")
     more = data_files.read_responses(options.responses, training) if options.responses else []
