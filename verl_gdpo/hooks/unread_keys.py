@@ -55,6 +55,8 @@ OUR_KEYS: Mapping[str, tuple[str, ...]] = {
     ),
     "trainer": (run_keys.HANG_MINUTES,),
 }
+# No block of a user's at the top has one of these names.
+OUR_NAMES = (*OUR_KEYS["algorithm"], function_list.KEY.removeprefix("reward."))
 # How much of two names has to be equal (the ratio of difflib) for one to be a misspelling of the
 # other. `gdop` and `gdpo` have .75. Beside verl's blocks, users have blocks of their own.
 NEAR, NEAR_AT_TOP = 0.75, 0.85
@@ -122,10 +124,12 @@ def find_unread_keys(config: Any, task_runner_class: Any = None) -> UnreadKeys:
     users_blocks = set(_blocks_of_users_code(whole, task_runner_class))
     found = UnreadKeys()
     for key, value, new in _moved(whole):
-        found.refusals.append(
-            f"{key}={value}: this verl does not read the key, and would train without it. "
-            f"Set {new}={value}"
-        )
+        told = f"{key}={value}: this verl does not read the key, and"
+        if _is_known(new):
+            told += f" would train without it. Set {new}={value}"
+        else:
+            told += " has no such key elsewhere. Leave it out"
+        found.refusals.append(told)
     unknown = []
     for block, name, value, made in _not_read(whole):
         key = _join(block, name)
@@ -388,6 +392,9 @@ def _near_keys(block: str, name: str) -> list[str]:
     if here is not None:
         return [_join(block, here)]
     elsewhere = _blocks_with(name)
+    # What users have at the top is theirs, unless the name can only be ours.
+    if not block and name in OUR_NAMES:
+        return [_join(each, name) for each in elsewhere]
     # A key with the right name was probably written into the wrong block.
     if block and 0 < len(elsewhere) <= FEW_BLOCKS:
         return [_join(each, name) for each in elsewhere]
@@ -406,9 +413,22 @@ def meant_by(key: str) -> list[str]:
             return []
         if name not in _tables()[block]:
             below = names[number + 1 :]
-            return [".".join([near, *below]) for near in _near_keys(block, name)]
+            meant = [".".join([near, *below]) for near in _near_keys(block, name)]
+            return [each for each in meant if _is_known(each)]
         block = _join(block, name)
     return []
+
+
+def _is_known(key: str) -> bool:
+    """Return whether verl or we read a key, or it stands where any key may stand."""
+    block = ""
+    for name in key.split("."):
+        if block not in _tables():
+            return True
+        if name not in _tables()[block]:
+            return False
+        block = _join(block, name)
+    return True
 
 
 def _similar(block: str, name: str) -> str:
