@@ -53,6 +53,10 @@ def opposites(solution_str, ground_truth, **_):
     return {"right": right, "wrong": 1 - right}
 
 
+def needs_a_split(solution_str, ground_truth, extra_info, **_):
+    return float(solution_str == ground_truth and extra_info["split"] == "train")
+
+
 seen = []
 
 

@@ -179,6 +179,7 @@ def write_check_data(folder):
     write("math", [{**row, **math} for row in rows])
     write("nowhere", [{**row, "data_source": "nowhere"} for row in rows])
     write("no_source", [*rows[:2], {**rows[2], "data_source": None}, *rows[3:]])
+    write("no_split", [{**row, "extra_info": {"index": i}} for i, row in enumerate(rows)])
     write("columns", [{"prompt": "x"}])
     write("no_truth", [{**row, "reward_model": {"ground_truth": [1]}} for row in rows])
     write("text", [{**row, "reward_model": "gold"} for row in rows])

@@ -364,6 +364,21 @@ def pick_rows(
     return rows
 
 
+def rows_with_other_fields(
+    training: Sequence[DataFile], validation: Sequence[DataFile]
+) -> list[DataRow]:
+    """Return a row of each data source of the validation files with other fields than training."""
+    schemas = [file.table.schema for file in training]
+    rows = []
+    for file in validation:
+        if file.table.schema in schemas:
+            continue
+        sources = file.sources
+        for source in dict.fromkeys(sources):
+            rows.append(file.row(sources.index(source)))
+    return rows
+
+
 def read_responses(path: Path, training: Sequence[DataFile]) -> Responses:
     """Return (the training row, None if the line names none; the response) of each line of a file.
 

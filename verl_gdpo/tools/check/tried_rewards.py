@@ -73,6 +73,12 @@ def try_rewards(
         output.warnings += [f"{remark}: {problem}" for problem in run.problems]
         return
     output.problems += run.problems
+    if not run.problems and not is_apart:
+        # A function may look for a field that only the training rows have.
+        unlike = data_files.rows_with_other_fields(training, validation)
+        unlike = [row for row in unlike if not silent or _is_scored(row, config, silent)]
+        if unlike:
+            output.problems += score_rows(config, unlike, options.seconds, []).problems
     if not run.samples:
         return
     output.note(f"{len(rows)} rows scored with {len(run.samples)} made-up responses")
