@@ -301,6 +301,16 @@ def with_tools(tmp_path, names=("weather", "now")):
     return f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/tools.yaml"
 
 
+def test_a_template_that_writes_no_tools_is_said_of_verls_loop(made, tmp_path):
+    tools = with_tools(tmp_path)
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
+    plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    _, warnings, _ = looked(made, tools, loop, chat_template=plain, rows=ROWS[2:])
+    assert warnings.startswith("the chat template writes no tools into a prompt, so the policy")
+    assert looked(made, tools, chat_template=plain, rows=ROWS[2:])[1] == ""
+    assert looked(made, loop, chat_template=plain, rows=ROWS[2:])[1] == ""
+
+
 def test_verls_loop_reads_the_calls_or_it_is_said(made, tmp_path):
     tools = with_tools(tmp_path)
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"

@@ -60,7 +60,7 @@ def look_at_calls(
         else:
             warnings.append(text)
     if prompts.tools:
-        warnings += _of_verls_loop(config, taught, rows)
+        warnings += _of_verls_loop(config, prompts, taught, rows)
     return problems, warnings, remarks
 
 
@@ -148,12 +148,20 @@ def unused_tools(config: Any, rows: Sequence[DataRow]) -> list[str]:
     return []
 
 
-def _of_verls_loop(config: Any, taught: str, rows: Sequence[DataRow]) -> list[str]:
-    """Say where verl's agent loop reads other calls than those taught."""
+def _of_verls_loop(
+    config: Any, prompts: RunPrompts, taught: str, rows: Sequence[DataRow]
+) -> list[str]:
+    """Say where verl's agent loop reads other calls than those taught, or no tools are written."""
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     names_loop = any("agent_name" in row.fields for row in rows)
     if loop == SINGLE_TURN and not names_loop:
         return []  # It reads no calls, which `unused_tools` says.
+    if not _writes_tools(prompts):
+        return [
+            "the chat template writes no tools into a prompt, so the policy knows of none unless "
+            "the rows describe them. Take a model whose template writes tools, or set "
+            "actor_rollout_ref.model.custom_chat_template"
+        ]
     reads = OmegaConf.select(config, f"{ROLLOUT}.multi_turn.format")
     if taught and taught != reads:
         return [
@@ -161,3 +169,14 @@ def _of_verls_loop(config: Any, taught: str, rows: Sequence[DataRow]) -> list[st
             f"and the chat template teaches {taught}. Set it to {taught}"
         ]
     return []
+
+
+def _writes_tools(prompts: RunPrompts) -> bool:
+    """Return whether the tools of the run change what the chat template writes."""
+    plain = [{"role": "user", "content": "a"}]
+    try:
+        without = prompts.text_without_header(plain)
+        return prompts.text_without_header(plain, prompts.tools) != without
+    except Exception:
+        # A template may raise whatever it likes for messages that it does not know.
+        return True
