@@ -151,6 +151,46 @@ def test_fewer_scores_than_eight_say_too_little():
     assert low < 2.26 < high
 
 
+def applying_to(few, values):
+    """60 questions, of which some have a score."""
+    made = [QuestionScores("a", {"other": 1.0}) for _ in range(60)]
+    for place, value in zip(few, values, strict=True):
+        made[place] = QuestionScores("a", {"other": 1.0, "right": float(value)})
+    return made
+
+
+def test_a_score_of_few_questions_has_the_interval_of_these():
+    """As if the questions to which a reward does not apply were not there."""
+    few = (3, 17, 40, 41, 59)
+    for values in ((1, 1, 0, 1, 1), (1, 1, 1, 1, 1), (0.5, 1, 2, 3, 4)):
+        number = only(leaf("a"), applying_to(few, values))
+        assert number == only(leaf("a"), problems("a", *values))
+        assert number.questions == 5
+
+    # Of the mean of two categories, each has to have enough of them.
+    column = ScoreColumn("mean", parts=(leaf("a"), leaf("b")))
+    made = [*applying_to(few, (0.5, 1, 2, 3, 4)), *problems("b", *[0.1 * k for k in range(20)])]
+    number = only(column, made)
+    assert (number.questions, number.interval) == (25, None)
+
+
+def test_a_difference_of_few_questions_has_the_interval_of_these():
+    few = (3, 17, 40, 41, 59)
+    before, after = (1, 0, 0, 0, 0), (1, 1, 1, 0, 1)
+    of_few, of_all = [
+        numbers(lambda _: [leaf("a")], second, less=first)
+        for first, second in (
+            (applying_to(few, before), applying_to(few, after)),
+            (problems("a", *before), problems("a", *after)),
+        )
+    ]
+    assert of_few == of_all and of_few[0].interval is not None
+    # Where the reward applies to other questions, there are no pairs, and too few scores.
+    others = applying_to((3, 17, 40, 41, 50), before)
+    (number,) = numbers(lambda _: [leaf("a")], applying_to(few, after), less=others)
+    assert number.value == pytest.approx(0.6) and number.interval is None
+
+
 def test_eight_wrong_answers_are_no_certainty():
     # Wilson: 0 of 8 is 0 to 1.96**2 / (8 + 1.96**2) = 3.8415 / 11.8415
     low, high = only(leaf("a"), problems("a", *[0] * 8)).interval

@@ -51,7 +51,8 @@ class Number:
     """A number of the table, with an indented name if it is part of one above.
 
     `value` is None if a part of it was not run. `interval` is None also for questions that are
-    neither right nor wrong, if they all score alike or are fewer than `FEWEST`.
+    neither right nor wrong, if they all score alike or are fewer than `FEWEST`. `questions` counts
+    those that have the score: a reward may not apply to the others.
     """
 
     name: str
@@ -67,13 +68,15 @@ class DrawnColumn:
     values: the column's value of each; NaN where it was not run.
     variances: an estimate of the variance of each value, from the same questions.
     low, high: the lowest and the highest value that a question has.
-    fewest: how many questions the smallest category has that it is over.
+    questions: how many questions have its score.
+    fewest: the same in that of its categories where they are fewest.
     """
 
     values: Floats
     variances: Floats
     low: float
     high: float
+    questions: int
     fewest: int
 
 
@@ -124,7 +127,7 @@ class Draws:
             return _mean_of(parts, self.weights(column))
         if column.category not in self.places:
             nothing = np.full(DRAWS + 1, np.nan)
-            return DrawnColumn(nothing, nothing, np.nan, np.nan, 0)
+            return DrawnColumn(nothing, nothing, np.nan, np.nan, 0, 0)
         return self._drawn_category(column, problems, less)
 
     def _drawn_category(
@@ -140,19 +143,20 @@ class Draws:
         values = side.quotients
         residuals = side.squares(side, times)
         scores = side.scores
+        n = side.scored
         if less is not None:
             other = _Side.of(column, [less[k] for k in places], times)
             values = values - other.quotients
             residuals = residuals - 2 * side.squares(other, times) + other.squares(other, times)
             scores = scores - other.scores
+            n = min(n, other.scored)
         # Differences of large sums leave a little below 0 where all is equal.
         residuals = np.maximum(residuals, 0.0)
-        n = len(places)
         variances = residuals * n / max(n - 1, 1)
         seen = scores[~np.isnan(scores)]
         if len(seen) == 0:
             seen = np.array([np.nan])
-        return DrawnColumn(values, variances, float(seen.min()), float(seen.max()), n)
+        return DrawnColumn(values, variances, float(seen.min()), float(seen.max()), n, n)
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,11 @@ class _Side:
         with np.errstate(invalid="ignore"):
             quotients: Floats = (times @ sums) / totals
         return cls(sums, counts, quotients, totals)
+
+    @property
+    def scored(self) -> int:
+        """How many problems have a score."""
+        return int(np.count_nonzero(self.counts))
 
     @property
     def scores(self) -> Floats:
@@ -211,7 +220,9 @@ def _mean_of(parts: Sequence[DrawnColumn], weights: Sequence[float]) -> DrawnCol
         variances = variances + weight**2 * part.variances
         low += weight * part.low
         high += weight * part.high
-    return DrawnColumn(values, variances, low, high, min(part.fewest for part in parts))
+    questions = sum(part.questions for part in parts)
+    fewest = min(part.fewest for part in parts)
+    return DrawnColumn(values, variances, low, high, questions, fewest)
 
 
 def flat(columns: Sequence[ScoreColumn], depth: int = 0) -> Iterator[tuple[int, ScoreColumn]]:
@@ -242,7 +253,7 @@ def numbers(
         if not np.isnan(drawn.values[0]):
             value = float(drawn.values[0])
             interval = _interval(column, draws, drawn, problems, less)
-        made.append(Number("  " * depth + column.name, value, interval, draws.size(column)))
+        made.append(Number("  " * depth + column.name, value, interval, drawn.questions))
     return made
 
 
@@ -310,20 +321,31 @@ def _share(
     rights = _rights(column, [problems[k] for k in places])
     if rights is None:
         return None
+    is_scored = ~np.isnan(rights)
     if less is None:
-        return wilson(round(rights.sum()), len(rights))
+        scored = rights[is_scored]
+        return wilson(round(scored.sum()), len(scored))
     earlier = _rights(column, [less[k] for k in places])
-    if earlier is None:
+    # Without the same questions on both sides, there are no pairs.
+    if earlier is None or (np.isnan(earlier) == is_scored).any():
         return None
-    return paired_difference(earlier, rights)
+    return paired_difference(earlier[is_scored], rights[is_scored])
 
 
 def _rights(column: ScoreColumn, problems: Sequence[QuestionScores]) -> Floats | None:
-    """Return 0 or 1 for each question; None if a score is another, or is not there."""
+    """Return 0 or 1 for each question, NaN for one without the score.
+
+    It is None if a score is another, or if no question has one.
+    """
     rights = []
     for problem in problems:
         value, count = problem.share(column)
-        if count != 1 or value not in (0, 1):
+        if count == 0:
+            rights.append(np.nan)
+        elif count == 1 and value in (0, 1):
+            rights.append(float(value))
+        else:
             return None
-        rights.append(float(value))
+    if np.isnan(rights).all():
+        return None
     return np.array(rights)
