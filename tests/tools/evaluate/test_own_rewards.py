@@ -104,6 +104,24 @@ def test_data_sources_are_told_apart_and_compared(run, tmp_path, capsys):
     assert "WARNING" not in compared
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders(run, tmp_path, capsys):
+    """verl's own preparation writes `test.parquet` for each data set."""
+    paths = []
+    for name in ("sums", "chat"):
+        folder = tmp_path / name
+        folder.mkdir()
+        pd.DataFrame(rows(2, name)).to_parquet(folder / "test.parquet")
+        paths.append(folder / "test.parquet")
+    assert run("--rows", *paths) == 0
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert list(result["problems"]) == [
+        f"{name}/test.parquet_{number}" for name in ("sums", "chat") for number in (0, 1)
+    ]
+    assert run("--rows", paths[0], paths[0]) == 1
+    error = capsys.readouterr().err
+    assert f"--rows {paths[0]}: the file is named twice; name it once" in error
+
+
 def test_a_function_gets_the_arguments_that_it_takes(run, capsys):
     assert run(function="few") == 0
     assert "acc  0.625" in capsys.readouterr().out

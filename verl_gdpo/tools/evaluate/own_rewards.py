@@ -67,13 +67,13 @@ class OwnRewards:
         """
         keywords = self.keywords(options)
         questions: list[Question] = []
-        for path in _files(options):
+        for path, name in _names_of(_files(options)).items():
             for number, item in enumerate(items_of(path)):
                 place = f"{path}, row {number}"
                 row = _checked(item, place)
                 score = partial(self._score, row, place, keywords)
                 question = Question(
-                    key=f"{path.name}_{number}",
+                    key=f"{name}_{number}",
                     category=str(row["data_source"]),
                     start=partial(ask_once, row["prompt"], score),
                     ground_truth=_as_text(row["reward_model"]["ground_truth"]),
@@ -208,6 +208,27 @@ def _files(options: Namespace) -> list[Path]:
     if not isinstance(files, list):
         files = [files]
     return [Path(file) for file in files]
+
+
+def _names_of(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return {file: its name, with as many of its folders as tell all files apart}.
+
+    A result of the same files elsewhere has the same names, so that the two can be compared.
+
+    Raises:
+        ValueError: a file is there twice.
+    """
+    names: dict[Path, str] = {}
+    for path in paths:
+        if path in names:
+            raise ValueError(f"--rows {path}: the file is named twice; name it once")
+        names[path] = path.name
+    longest = max(len(path.parts) for path in paths)
+    for count in range(2, longest + 1):
+        if len(set(names.values())) == len(names):
+            break
+        names = {path: "/".join(path.parts[-count:]) for path in paths}
+    return names
 
 
 def _checked(item: Any, place: str) -> Mapping[str, Any]:
