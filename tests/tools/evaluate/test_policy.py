@@ -106,6 +106,27 @@ def test_a_checkpoint_that_is_cut_is_named_with_those_that_are_whole(run, merger
     assert find_policy(run).step == 10 and find_policy(run, 5).step == 5
 
 
+def test_a_checkpoint_whose_model_verl_has_removed_is_named_with_those_that_have_one(run, merger):
+    """verl leaves data.pt of the checkpoints that it does not keep."""
+    folder = run / "checkpoints"
+    shutil.rmtree(folder / "global_step_5" / "actor")
+    (folder / "global_step_5" / "data.pt").touch()
+    removed = (
+        r"global_step_5/actor is missing: verl removes it from older checkpoints than the last "
+        r"trainer\.max_actor_ckpt_to_keep\. .* steps \[10\] have a whole model: --step 10$"
+    )
+    for place, step in ((run, 5), (folder / "global_step_5", None)):
+        with pytest.raises(ValueError, match=removed):
+            find_policy(place, step)
+    with pytest.raises(ValueError, match=r"no checkpoint of step 7 .* the steps \[10\]"):
+        find_policy(run, 7)
+
+
+def test_the_shards_may_be_in_a_folder_of_any_name(run, merger, tmp_path):
+    shutil.copytree(run / "checkpoints" / "global_step_5" / "actor", tmp_path / "best")
+    assert weights(find_policy(tmp_path / "best")) == "of 5"
+
+
 def test_only_who_trusts_a_checkpoint_has_its_code_run(run, merger):
     find_policy(run, 5)
     find_policy(run, 10, trust=True)

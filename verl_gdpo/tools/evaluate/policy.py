@@ -75,7 +75,9 @@ def find_policy(place: Path, step: int | None = None, *, trust: bool = False) ->
     if not place.is_dir():
         raise ValueError(f"{place}: no such folder; {EXPECTED}")
     is_model = (place / "config.json").is_file()
-    is_checkpoint = (place / "actor").is_dir() or (place / FSDP).is_file()
+    # verl leaves data.pt where it removes `actor` of an old checkpoint.
+    marks = (place / "actor", place / FSDP, place / "data.pt")
+    is_checkpoint = any(mark.exists() for mark in marks)
     if step is not None and (is_model or is_checkpoint):
         raise ValueError(f"--step {step}: {place} is one policy, and no run; leave it out")
     if is_model:
@@ -85,15 +87,21 @@ def find_policy(place: Path, step: int | None = None, *, trust: bool = False) ->
     if not is_checkpoint:
         checkpoint = _checkpoint_in(place, step)
     actor = checkpoint
-    if checkpoint.name != "actor":
+    is_actor = checkpoint.name == "actor" or (checkpoint / FSDP).is_file()
+    if not is_actor:
         actor = checkpoint / "actor"
+    folder_of_checkpoints = actor.resolve().parent.parent
+    if not actor.is_dir():
+        raise ValueError(
+            f"{actor} is missing: verl removes it from older checkpoints than the last "
+            f"trainer.max_actor_ckpt_to_keep. {_other_steps(folder_of_checkpoints)}"
+        )
     if not (actor / FSDP).is_file():
         raise ValueError(
             f"{actor}: no {FSDP}, so it is no whole checkpoint of verl's FSDP engine. "
             "Merge one of Megatron's with `python -m verl.model_merger merge --backend megatron "
             f"--local_dir {actor} --target_dir FOLDER`, and evaluate FOLDER"
         )
-    folder_of_checkpoints = actor.resolve().parent.parent
     fault = model_fault(actor)
     if fault:
         raise ValueError(f"{fault}. {_other_steps(folder_of_checkpoints)}")
@@ -153,7 +161,7 @@ def _checkpoint_in(place: Path, step: int | None) -> Path:
         wanted = f"checkpoint of step {step}"
         checkpoint = folder / f"global_step_{step}"
     if checkpoint is None or not checkpoint.is_dir():
-        steps = sorted(step_of(path.name) for path in folder.glob("global_step_*"))
+        steps = sorted(step_of(path.parent.name) for path in folder.glob("global_step_*/actor"))
         raise ValueError(
             f"{place}: no {wanted} in {folder}, which has the steps {steps}; a run saves one every "
             f"trainer.save_freq steps. Otherwise {EXPECTED}"
