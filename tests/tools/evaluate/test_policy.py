@@ -206,5 +206,13 @@ def test_the_precision_is_float32_or_that_of_training_on_a_gpu(run, merger, monk
     config = found.model / "config.json"
     config.write_text(json.dumps({"torch_dtype": "float16"}))
     assert choose_dtype(found) == "float16"
-    OmegaConf.update(found.config, "actor_rollout_ref.rollout.dtype", "bfloat16")
+    key = "actor_rollout_ref.rollout.dtype"
+    OmegaConf.update(found.config, key, "bfloat16")
     assert choose_dtype(found) == "bfloat16"
+    # vLLM has more names, and "auto" is that of the model; a recipe without a GPU has it too.
+    for name, expected in (("auto", "float16"), ("half", "float16"), ("float", "float32")):
+        OmegaConf.update(found.config, key, name)
+        assert choose_dtype(found) == expected
+    OmegaConf.update(found.config, key, "fp8")
+    with pytest.raises(ValueError, match=rf"{key}=fp8: expected .* --dtype"):
+        choose_dtype(found)

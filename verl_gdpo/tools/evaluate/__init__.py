@@ -23,7 +23,7 @@ from verl_gdpo.terminal import printable
 from verl_gdpo.tools.evaluate import bfcl, own_rewards, tasks
 from verl_gdpo.tools.evaluate.benchmark import Benchmark
 from verl_gdpo.tools.evaluate.dialogues import Dialogue, play, start_all
-from verl_gdpo.tools.evaluate.policy import Policy, choose_dtype, find_policy
+from verl_gdpo.tools.evaluate.policy import DTYPES, Policy, choose_dtype, find_policy
 from verl_gdpo.tools.evaluate.results import compare, table, write
 
 
@@ -188,7 +188,7 @@ def _parse(benchmarks: Mapping[str, Benchmark], argv: Sequence[str]) -> argparse
     about = "what generates; default: vllm if it is here beside a GPU"
     add("--engine", choices=["vllm", "transformers"], help=about)
     about = "the precision; default: float32, and on a GPU as in training"
-    add("--dtype", choices=["float32", "bfloat16", "float16"], help=about)
+    add("--dtype", choices=DTYPES, help=about)
     about = "the longest answer in tokens; default: the run's, or the benchmark's"
     add("--max-tokens", type=from_1, metavar="N", help=about)
     about = "answers to each question; default 1"

@@ -32,6 +32,9 @@ from verl_gdpo.tools.run_folder.scorer_options import value_of
 MERGE = "verl_gdpo.tools.evaluate.merge"
 MERGED = "merged"
 MADE_FROM = "merged_from.json"
+DTYPES = ("float32", "bfloat16", "float16")
+# Other names of these for a rollout.
+SAME_DTYPE = {"float": "float32", "fp32": "float32", "half": "float16"}
 EXPECTED = (
     "expected a run's folder, a checkpoint of verl (global_step_N), or the folder of a Hugging "
     "Face model (config.json and *.safetensors)"
@@ -130,12 +133,25 @@ def choose_dtype(policy: Policy) -> str:
     """Return the precision to compute in: float32, and on a GPU that of the policy in training.
 
     This is the precision of the run's rollout, or the one that the model's config.json names.
+
+    Raises:
+        ValueError: the run's rollout has a precision that no engine here computes in.
     """
     if not has_gpu():
         return "float32"
     config = json.loads((policy.model / "config.json").read_bytes())
     of_model = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    return str(policy.of_config("actor_rollout_ref.rollout.dtype", of_model))
+    key = "actor_rollout_ref.rollout.dtype"
+    named = str(policy.of_config(key, "auto"))
+    if named == "auto":
+        named = str(of_model)
+    dtype = SAME_DTYPE.get(named, named)
+    if dtype not in DTYPES:
+        raise ValueError(
+            f"{key}={named}: expected {', '.join(DTYPES)} or auto. Name the precision of this "
+            "evaluation with --dtype"
+        )
+    return dtype
 
 
 def _checkpoint_in(place: Path, step: int | None) -> Path:
