@@ -243,15 +243,15 @@ def refuse_other_states() -> None:
     parts = compared_parts()
     ours = state(parts)
     # All nodes are asked before any is waited for, because each may take minutes.
-    questions = {}
-    for node in nodes:
-        questions[node["NodeManagerAddress"]] = _asked(node["NodeID"], state, parts)
-    ray.wait(list(questions.values()), num_returns=len(nodes), timeout=ANSWER_SECONDS)
+    questions = [_asked(node["NodeID"], state, parts) for node in nodes]
+    ray.wait(questions, num_returns=len(nodes), timeout=ANSWER_SECONDS)
     wrong = []
-    for address, question in sorted(questions.items()):
+    # Two nodes may have one address, as where `ray start` was called twice on a machine.
+    for node, question in zip(nodes, questions, strict=True):
         answer = _answer(question)
         if answer != ours:
-            wrong.append(f"{address}: {answer}")
+            wrong.append(f"{node['NodeManagerAddress']}: {answer}")
+    wrong.sort()
     if wrong:
         raise RuntimeError(
             "verl-gdpo is not the same on all nodes of the Ray cluster: its files that score and "

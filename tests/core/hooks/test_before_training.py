@@ -121,6 +121,22 @@ def test_nodes_in_one_state_are_taken(answers, monkeypatch):
     before_training.refuse_other_states()
 
 
+def test_two_nodes_at_one_address_are_both_asked(answers, monkeypatch):
+    """`ray start` may be called twice on a machine."""
+    waited = []
+    second = {**node(FAR), "NodeID": "second"}
+    answers["second"] = our_state()
+    monkeypatch.setattr(ray, "nodes", lambda: [node(NEAR), second, node(FAR)])
+    monkeypatch.setattr(
+        ray, "wait", lambda asked, num_returns, **_: waited.append(num_returns - len(asked))
+    )
+    before_training.refuse_other_states()
+    assert waited == [0]  # Ray raises if it is to wait for more than it is given
+    answers["second"] = "0123456789ab"
+    with pytest.raises(RuntimeError, match=f"{FAR}: 0123456789ab. Install one"):
+        before_training.refuse_other_states()
+
+
 @pytest.mark.parametrize("answer", ["0123456789ab", "ModuleNotFoundError: none"])
 def test_a_node_with_another_state_is_named(answers, answer):
     answers[f"id of {FAR}"] = answer
