@@ -290,7 +290,7 @@ class Judge:
                 return await within_limits(attempt)
             except (OpenAIError, TimeoutError, json.JSONDecodeError) as error:
                 if number == ATTEMPTS or not _may_pass(error):
-                    text = f"attempt {number}: {type(error).__name__}: {error}"
+                    text = f"attempt {number}: {_with_cause(error)}"
                     # Its text and those of its causes may have the key.
                     raise JudgeCallError(self._without_key(text)) from None
                 asked = _asked_wait(error)
@@ -315,6 +315,15 @@ def _only_object(answer: str) -> Any:
     if "{" in answer[end:]:
         raise ValueError("expected one JSON object, and got more")
     return value
+
+
+def _with_cause(error: Exception) -> str:
+    """Return an error in words, with its cause: the SDK has one text for all lost connections."""
+    text = f"{type(error).__name__}: {error}"
+    cause = error.__cause__
+    if cause is not None:
+        text += f" {type(cause).__name__}: {cause}"
+    return text
 
 
 def _may_pass(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 
 import pytest
@@ -234,6 +235,25 @@ def test_a_key_that_the_server_sends_back_is_hidden(stub, monkeypatch, caplog, k
     assert "Your key is ***" in caplog.text
     answer = results["echo good"]["reward_extra_info"]["q__answer"]
     assert json.loads(answer) == {"clear": 7, "right": 1, "why": "Bearer ***"}
+
+
+@pytest.mark.parametrize(
+    ("address", "cause"),
+    [
+        ("http://127.0.0.1:1/v1", "ConnectError: All connection attempts failed"),
+        ("127.0.0.1:1/v1", "UnsupportedProtocol: Request URL is missing an 'http://'"),
+        (
+            None,
+            r"LocalProtocolError: Illegal header value b'Bearer \*\*\*'",
+        ),  # a key with a line break
+    ],
+)
+def test_a_connection_that_fails_says_why(stub, monkeypatch, caplog, address, cause):
+    monkeypatch.setenv("KEY_OF_A_SERVER", "sk-12345678\n")
+    config = config_of(address or stub.address, key_from="KEY_OF_A_SERVER")
+    (error,) = scored(config, "good")
+    assert re.search(f"attempt 3: APIConnectionError: Connection error. {cause}", str(error))
+    assert "sk-1" not in str(error) + caplog.text
 
 
 @pytest.mark.parametrize(
