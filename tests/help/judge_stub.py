@@ -20,6 +20,7 @@ FAULTS = {
     "400": (400, "content-type: text/plain", "no"),
     "html": (200, "content-type: text/html", "<p>10</p>"),
     "broken": (200, "content-type: application/json", "{"),
+    "error": (200, "content-type: application/json", '{"error": {"message": "model is gone"}}'),
 }
 ANSWERS = {
     "nonsense": "Sure, 10!",
@@ -92,6 +93,8 @@ class Stub:
             text = ECHOES[rest](key)
         self.gave[response] = json.loads(good)
         choice = {"message": {"role": "assistant", "content": text}}
+        if kind == "refused":
+            choice["message"] = {"content": None, "refusal": "I cannot judge this."}
         answer = {"choices": [choice], "usage": {"total_tokens": 12}}
         closing = "connection: close"  # so that `check` leaves no client with an open one
         return 200, f"content-type: application/json\r\n{closing}", json.dumps(answer)

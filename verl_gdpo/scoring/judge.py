@@ -218,14 +218,18 @@ class Judge:
         """Ask the judge one question, and return what `__call__` does."""
         messages = [self._system, {"role": "user", "content": self._question(quoted)}]
         completion, seconds = await self._completion(messages, within_limits)
-        content = None
+        # Without a text, all that came is shown: a refusal, an error, a page of another server.
+        received = completion
         try:
             content = completion.choices[0].message.content
+            if not isinstance(content, str):
+                raise TypeError("expected a text")
+            received = content
             # A server that does not cut off the thought of its model sends it too.
             answer = Turn(content).parts().answer
             rewards = self._rewards_in(answer)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            shown = self._without_key(repr(content))[:LONGEST_ANSWER]
+            shown = self._without_key(repr(received))[:LONGEST_ANSWER]
             text = self._without_key(f"{type(error).__name__}: {error}; the answer: {shown}")
             # The text of the error itself may have the key, so no traceback shows it.
             raise JudgeAnswerError(text) from None

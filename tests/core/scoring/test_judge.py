@@ -95,6 +95,19 @@ def test_a_judge_may_think_and_fence_its_answer(stub):
         assert "JudgeAnswerError: ValueError: expected " in str(results[response]), response
 
 
+@pytest.mark.parametrize(
+    ("response", "shown"),
+    [
+        ("refused", "expected a text; .*refusal='I cannot judge this.'"),
+        ("error", "error={'message': 'model is gone'}"),
+        ("html", "the answer: '<p>10</p>'"),
+    ],
+)
+def test_what_came_in_the_place_of_a_text_is_shown(stub, response, shown):
+    (error,) = scored(config_of(stub.address), response)
+    assert re.search(f"JudgeAnswerError: .*{shown}", str(error))
+
+
 @pytest.mark.parametrize("place", ["{response}", "{answer_str}"])
 def test_a_judge_is_shown_what_follows_the_thought(stub, place):
     template = (
