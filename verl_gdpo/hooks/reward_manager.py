@@ -388,6 +388,8 @@ class GdpoRewardManager(RewardManagerBase):  # type: ignore[misc]  # verl is see
             result = await self.slow_scoring.wait(label, asyncio.shield(answer))
         except asyncio.CancelledError:
             await asyncio.wait({answer})
+            # An exception for which nobody waits any more; asyncio would log it.
+            answer.exception()
             raise
         # A function that is not async may return a coroutine, as one that wraps another does.
         if inspect.isawaitable(result):

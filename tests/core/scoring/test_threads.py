@@ -64,6 +64,11 @@ def of_group(solution_strs):
     return [f(text) for text in solution_strs]
 
 
+def fails_late(solution_str):
+    RELEASE.wait(60)
+    raise OSError("the service is down")
+
+
 def own_time_out(solution_str):
     raise TimeoutError("database did not answer in 5 s")
 """
@@ -156,6 +161,15 @@ def test_a_sample_that_hangs_fails_alone(run, caplog):
     assert hanging.module["running"] == []
     others = [f"sleep 0.02{number:03}" for number in range(32)]
     assert hanging.failed(*others) == []  # in the threads that came back
+
+
+def test_what_is_raised_after_the_time_limit_is_not_logged(run, caplog):
+    late = run("fails_late", timeout=0.5)
+    assert late.failed("a", "b") == ["a", "b"]
+    late.end()
+    gc.collect()
+    assert "NoAnswerError" in caplog.text
+    assert "never retrieved" not in caplog.text and "service is down" not in caplog.text
 
 
 def test_a_place_is_held_until_its_thread_ends(run):
