@@ -57,15 +57,18 @@ def limits_of(config: Any) -> Limits | None:
     """Return the limits that a configuration has; None for none.
 
     Raises:
-        SettingsError: one of them is no number above 0, or no request could ever begin.
+        SettingsError: one of them is no finite number above 0, or no request could ever begin.
     """
     values = _written_limits(config)
     mistakes = []
     numbers: dict[str, Any] = {}
     for key, value in values.items():
-        # A bool is an int in Python. NaN is not above 0, and this is written so that it is refused.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            mistakes.append(f"reward.{key}={value}: expected a number above 0")
+        # A bool is an int in Python. NaN is in no range, and this is written so that it is refused.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
+            mistakes.append(
+                f"reward.{key}={value}: expected a finite number above 0. Leave it out for no limit"
+            )
         else:
             numbers[key] = value
     limits = Limits(**numbers)

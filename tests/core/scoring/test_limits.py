@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import math
 from bisect import bisect_left
 
 import pytest
@@ -297,8 +298,11 @@ def test_limits_that_hold_for_nothing_are_refused():
             check_limits(config_of({"x": {"path": "x.py"}}, **{key: 2000}))
         check_limits(config_of({"x": {"path": "x.py", "limited": True}}, **{key: 2000}))
         check_limits(config_of(None, path="mine.py", **{key: 2000}))
-        for wrong in (0, -1, "many", True):
-            with pytest.raises(ValueError, match=rf"reward\.{key}={wrong}: expected a number"):
+        # Hydra reads `inf` on the command line as this number.
+        for wrong in (0, -1, "many", True, math.inf):
+            with pytest.raises(
+                ValueError, match=rf"reward\.{key}={wrong}: expected a finite number"
+            ):
                 check_limits(config_of(None, path="mine.py", **{key: wrong}))
     for limits, message in {
         (("max_concurrent", 2.5),): r"reward\.max_concurrent=2\.5: expected a whole number",
