@@ -141,7 +141,11 @@ class Judge:
         }
 
     def connect(self) -> None:
-        """Make the client; nothing is sent. Raises ValueError if its package or key is missing."""
+        """Make the client; nothing is sent.
+
+        Raises:
+            ValueError: its package or key is missing, or the address is none.
+        """
         # The package is an extra, and most runs ask no judge.
         try:
             from openai import AsyncOpenAI
@@ -159,8 +163,16 @@ class Judge:
             forms = {key, repr(key)[1:-1], json.dumps(key)[1:-1], key.strip()}
             # A form may be a part of another one, so the longest is replaced first.
             self._forms_of_key = sorted(forms - {""}, key=len, reverse=True)
-        # The client's own retries would pass by the limits of requests.
-        self.client = AsyncOpenAI(base_url=self.judge, api_key=key, max_retries=0)
+        expected = f"judge={self.judge}: expected an address such as http://host:8000/v1"
+        # The client would notice this at its first request.
+        if not re.match("https?://", str(self.judge), re.IGNORECASE):
+            raise ValueError(expected)
+        try:
+            # The client's own retries would pass by the limits of requests.
+            self.client = AsyncOpenAI(base_url=self.judge, api_key=key, max_retries=0)
+        except Exception as error:
+            # Its errors of an address are of a package below it.
+            raise ValueError(f"{expected}: {error}") from error
 
     async def __call__(
         self,

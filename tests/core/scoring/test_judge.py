@@ -254,7 +254,6 @@ def test_a_key_that_the_server_sends_back_is_hidden(stub, monkeypatch, caplog, k
     ("address", "cause"),
     [
         ("http://127.0.0.1:1/v1", "ConnectError: All connection attempts failed"),
-        ("127.0.0.1:1/v1", "UnsupportedProtocol: Request URL is missing an 'http://'"),
         (
             None,
             r"LocalProtocolError: Illegal header value b'Bearer \*\*\*'",
@@ -283,6 +282,12 @@ def test_a_connection_that_fails_says_why(stub, monkeypatch, caplog, address, ca
         ({"rewards": {"clear": [0, "1"]}}, r"q: rewards=.*expected {NAME: \[lowest"),
         ({"rewards": {"score": [0, 1]}}, r"no NAME is one of \['answer', 'call', 'score'\]"),
         ({"rewards": {"a/b": [0, 1]}}, "without '/'"),
+        ({"judge": "host:8000/v1"}, r"q: judge=host:8000/v1: expected an address such as http://"),
+        (
+            {"judge": "http://host:80a/v1"},
+            r"judge=http://host:80a/v1: expected .*: Invalid port",
+        ),
+        ({"judge": 8000}, r"q: judge=8000: expected an address"),
         ({"limits": {}}, "reward_functions.q asks a service, and there are no limits"),
     ],
 )
