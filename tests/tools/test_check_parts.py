@@ -16,10 +16,11 @@ import yaml
 from omegaconf import OmegaConf
 from processes import completed
 
+from verl_gdpo.algorithm.settings import GdpoSettings
 from verl_gdpo.tasks import TASK_BY_SOURCE
 from verl_gdpo.tools.check import data_files, dry_run, machine, made_up_responses, others_kept_away
 from verl_gdpo.tools.check.made_up_responses import WORDS
-from verl_gdpo.tools.check.reward_tables import RewardLine
+from verl_gdpo.tools.check.reward_tables import NEVER_APPLIES, RewardLine, RewardTables
 from verl_gdpo.tools.compose import PLAIN, compose_config
 
 
@@ -306,3 +307,19 @@ def test_a_large_row_is_named():
     )
     small = data_files.DataFile("train.parquet", file.table.slice(0, 1200))
     assert data_files.large_rows("train_files", [small]) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "remark"),
+    [
+        (GdpoSettings(), NEVER_APPLIES),
+        (GdpoSettings(rewards={"words": 1.0}), "not in the sum"),
+    ],
+)
+def test_a_reward_that_none_of_the_rows_asks_for_is_not_said_to_be_left_out(settings, remark):
+    sample = {"source": "s", "row": 0, "uid": "a", "kind": ""}
+    samples = [SimpleNamespace(**sample, label=str(number)) for number in range(2)]
+    infos = [{"words": 0.0, "bullets": None}, {"words": 1.0, "bullets": None}]
+    run = dry_run.DryRun(samples, infos, [0.0, 1.0], [])
+    (lines,) = RewardTables(run, settings).lines.values()
+    assert {line.reward: line.remark for line in lines} == {"words": "", "bullets": remark}

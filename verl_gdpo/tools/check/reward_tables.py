@@ -249,10 +249,19 @@ class RewardTables:
             elif name not in infos:
                 continue
             yield RewardLine(name, weight, *_ends(values), _remark(values, groups[present_B]))
-        unused = "not trained on" if self.settings is None else "not in the sum"
         for name, values in infos.items():
             if name not in self.rewards.weights:
-                yield RewardLine(name, None, *_ends(values), unused)
+                yield RewardLine(name, None, *_ends(values), self._why_unused(name))
+
+    def _why_unused(self, name: str) -> str:
+        """The remark on what was returned, and has no weight."""
+        if self.settings is None:
+            return "not trained on"
+        is_missing = all(info.get(name) is None for info in self.run.infos)
+        if is_missing and not self.settings.terms:
+            # Each number that is returned is a reward, and these few rows never ask for this one.
+            return NEVER_APPLIES
+        return "not in the sum"
 
     def _infos(self, here: Sequence[int]) -> Mapping[str, Floats]:
         """{name: numbers} of what was returned for these samples beside a score."""
