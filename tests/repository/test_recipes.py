@@ -273,3 +273,13 @@ def test_ways_to_attend_differ_in_it_alone(name, chosen):
     )
     attention = "actor_rollout_ref.model.override_config.attn_implementation"
     assert {**base, attention: chosen} == ours
+
+
+def test_a_run_of_several_tasks_keeps_the_prompts_of_each():
+    page = (RECIPES / "README.md").read_text()
+    block = page.split("## Several tasks in one run")[1].split("```bash\n")[1].split("```")[0]
+    overrides = [word for word in shlex.split(block) if "=" in word]
+    config = composed(*overrides)
+    for path in config.data.train_files:
+        task = path.split("/")[1]
+        assert config.data.max_prompt_length >= composed(f"task={task}").data.max_prompt_length
