@@ -10,6 +10,7 @@ from composed_recipes import RECIPES, composed, flat
 from omegaconf import OmegaConf
 from quick_composition import compose_quickly as compose_config
 from repository import tracked_files
+from transformers import AutoTokenizer
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
@@ -17,8 +18,10 @@ from verl_gdpo.algorithm.settings import DIALECTS, GdpoSettings
 from verl_gdpo.hooks.configuration import settings_of_run
 from verl_gdpo.hooks.unread_keys import UnreadKeys, find_unread_keys
 from verl_gdpo.tasks import TASKS
+from verl_gdpo.tasks.tool_rl.rows import make_rows
 from workshop.benchmarks.step_model import TOOL_RL
 
+TOOL_RL_POLICY = RECIPES.parent / "verl_gdpo" / "cpu" / "tool_rl_policy"
 ESTIMATORS = {  # what some arms are
     "gdpo": ("gdpo", GdpoSettings()),
     "gdpo_token": ("gdpo", GdpoSettings(batch_norm="token")),
@@ -283,3 +286,19 @@ def test_a_run_of_several_tasks_keeps_the_prompts_of_each():
     for path in config.data.train_files:
         task = path.split("/")[1]
         assert config.data.max_prompt_length >= composed(f"task={task}").data.max_prompt_length
+
+
+def test_the_longest_generated_row_of_tool_rl_is_as_its_recipe_says():
+    recipe = (RECIPES / "task_on_hardware" / "tool_rl-cpu.yaml").read_text()
+    said = re.search(r"longest generated prompt has (\d+) tokens, the longest answer (\d+)", recipe)
+    assert said
+    tokenizer = AutoTokenizer.from_pretrained(TOOL_RL_POLICY)
+    prompts, answers = [], []
+    for row in make_rows(2000, split="train", seed=0):
+        text = tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, tokenize=False
+        )
+        prompts.append(len(tokenizer(text)["input_ids"]))
+        answer = row["reward_model"]["ground_truth"] + tokenizer.eos_token
+        answers.append(len(tokenizer(answer)["input_ids"]))
+    assert [max(prompts), max(answers)] == [int(number) for number in said.groups()]

@@ -3,7 +3,7 @@
 Upstream is github.com/qiancheng0/ToolRL (Apache-2.0) at a fixed commit.
 
 Synthetic rows are for the CPU policy of `workshop.tiny_policy`: names, keys and values combine a
-hundred short words, and prompts and answers have at most about 70 tokens of that policy's
+hundred short words, and prompts have at most 76 tokens, and answers 49, of that policy's
 tokenizer. The train split never shows the tools (names and sets of parameter names) and values of
 the test split. A row, with the prompt and the right answer:
 
