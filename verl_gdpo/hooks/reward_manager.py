@@ -67,12 +67,7 @@ from verl_gdpo.scoring.response import (
     runs_of,
     thought_tags,
 )
-from verl_gdpo.scoring.reward_functions import (
-    ROUTER,
-    ListedFunction,
-    reward_functions,
-    score_with,
-)
+from verl_gdpo.scoring.reward_functions import ROUTER, ListedFunction, reward_functions, score_with
 from verl_gdpo.scoring.scorer_calls import (
     NoAnswerError,
     Rows,

@@ -24,7 +24,7 @@ from verl_gdpo.tools.run.checkpoints import (
     newest_checkpoint,
     step_of,
 )
-from verl_gdpo.tools.run.processes import WITHOUT_LOCKS
+from verl_gdpo.tools.run.processes import warned_without_locks
 from verl_gdpo.tools.run_folder.folder import read_config
 from verl_gdpo.tools.run_folder.scorer_options import value_of
 
@@ -212,14 +212,8 @@ def merged(actor: Path, *, trust: bool = False) -> Path:
         return target
     note(f"merging the shards of {actor}")
     with (actor / FSDP).open("rb+") as lock:
-        try:
+        with warned_without_locks(actor, "Merge it only once at a time"):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise
-            note(
-                f"WARNING: {actor} cannot be locked: {error.strerror}. Merge it only once at a time"
-            )
         # Another process may have been quicker.
         if _text_of(target / MADE_FROM) == made_from:
             return target

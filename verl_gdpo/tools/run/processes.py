@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -49,6 +50,23 @@ MAPPED = re.compile(r" (\d+) +/dev/shm/")  # the inode, in /proc/PID/maps
 
 
 @contextlib.contextmanager
+def warned_without_locks(path: Path, advice: str) -> Iterator[None]:
+    """Warn, and go on behind the block, if it cannot lock `path` on this file system.
+
+    Args:
+        path: what the block locks.
+        advice: what the user may not do there.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        message = f"WARNING: {path} cannot be locked: {error.strerror}. {advice}"
+        print(message, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
 def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Lock the file `path` during the block. The file is not deleted.
 
@@ -64,30 +82,28 @@ def locked(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
         OSError: the file cannot be written.
     """
     with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = f"process {file.read().strip() or 'unknown'}"
-            if not wait:
-                raise RuntimeError(
-                    f"{what} is in use by {holder}, which is alive: wait for it, or end it"
-                ) from None
-            print(f"{what} is in use by {holder}; waiting for it", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise
-            print(
-                f"WARNING: {path} cannot be locked: {error.strerror}. Nothing keeps another "
-                f"process from using {what}: start no second one there",
-                file=sys.stderr,
-                flush=True,
-            )
+        advice = f"Nothing keeps another process from using {what}: start no second one there"
+        with warned_without_locks(path, advice):
+            _lock(file, what, wait)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _lock(file: TextIO, what: str, wait: bool) -> None:
+    """Lock an open file, as `locked` says."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = f"process {file.read().strip() or 'unknown'}"
+        if not wait:
+            raise RuntimeError(
+                f"{what} is in use by {holder}, which is alive: wait for it, or end it"
+            ) from None
+        print(f"{what} is in use by {holder}; waiting for it", file=sys.stderr, flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def keeper(command: Sequence[str]) -> list[str]:
